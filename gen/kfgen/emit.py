@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints an expression graph as CUDA or as C, and evaluates it with NumPy."""
+
+from dataclasses import dataclass
+
+from kfgen.expr import BOOLEAN, KEEP
+
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
+ATOM = 9
+
+
+@dataclass(frozen=True)
+class Target:
+    """How one backend spells things. flavour: f32, f64, i32, i64, or lp (float32 for 2-byte results)."""
+
+    prefix: str  # of the math words
+    flavour: str
+    masks: bool  # conditions are integer bit masks (C) or bool (CUDA)
+    cheap: frozenset = frozenset()  # words that take their lp form all the same
+    act: object = None  # (x) -> text
+    act_bwd: object = None  # (x, dy) -> text
+
+    @property
+    def ctype(self):
+        return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.flavour, "float")
+
+    @property
+    def words(self):
+        return "f32" if self.flavour == "lp" else self.flavour
+
+    @property
+    def mask_type(self):
+        return ("uint64_t" if self.flavour in ("f64", "i64") else "uint32_t") if self.masks else "bool"
+
+    def const(self, value):
+        if self.flavour in ("i32", "i64"):
+            return f"{int(value)}" if self.flavour == "i32" else f"(kf_i64){int(value)}"
+        text = repr(float(value))
+        return text if self.flavour == "f64" else text + "f"
+
+
+def emit(graph, roots, target, env, fixed=()):
+    """(lines that define temporaries, one text per root). A node that is used twice gets a temporary.
+
+    env spells variables; fixed spells whole nodes, whose arguments are then not printed.
+    """
+    fixed = dict(fixed)
+    order = _needed(graph, roots, fixed)
+    uses = {i: roots.count(i) for i in order}
+    for i in order:
+        for a in () if i in fixed else graph.nodes[i].args:
+            uses[a] += 1
+    lines, text = [], {}
+    for i in order:
+        if i in fixed:
+            text[i] = (fixed[i], ATOM)
+            continue
+        body, level = _print(graph, i, target, env, text)
+        if uses[i] > 1 and graph.nodes[i].op not in ("const", "var"):
+            name = f"t{len(lines)}"
+            lines.append(f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};")
+            body, level = name, ATOM
+        text[i] = (body, level)
+    return lines, [text[r][0] for r in roots]
+
+
+def _needed(graph, roots, fixed):
+    seen, stack = set(), list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in seen:
+            seen.add(i)
+            stack.extend(() if i in fixed else graph.nodes[i].args)
+    return sorted(seen)
+
+
+def _print(graph, i, target, env, text):
+    node = graph.nodes[i]
+    args = [text[a][0] for a in node.args]
+
+    def at(k, level):
+        body, own = text[node.args[k]]
+        return body if own >= level else f"({body})"
+
+    floats = target.flavour not in ("i32", "i64")
+    match node.op:
+        case "const":
+            body = target.const(node.value)
+            return body, ATOM if not body.startswith(("-", "(")) else 3
+        case "var":
+            return env.get(node.value, node.value), ATOM
+        case "add" | "sub" | "mul" if floats:
+            sign, level = INFIX[node.op]
+            return f"{at(0, level)} {sign} {at(1, level + 1)}", level
+        case "add" | "sub" | "mul" | "max" | "min" if not floats:
+            return f"{target.prefix}{node.op}_{target.flavour}({', '.join(args)})", ATOM
+        case "neg":
+            return (f"-{at(0, 4)}", 3) if floats else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
+        case "where" if target.masks:
+            return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
+        case "where":
+            return f"({text[node.args[0]][0]} ? {at(1, 1)} : {at(2, 1)})", ATOM
+        case op if op in COMPARE and target.masks:
+            return f"{target.prefix}{op}_{target.words}({', '.join(args)})", ATOM
+        case op if op in COMPARE:
+            return f"{at(0, 1)} {COMPARE[op]} {at(1, 1)}", 0
+        case "and" | "or":
+            sign = {"and": "&", "or": "|"}[node.op] * (1 if target.masks else 2)
+            return f"({at(0, 1)}) {sign} ({at(1, 1)})", 0
+        case "not":
+            return ("~" if target.masks else "!") + f"({args[0]})", 3
+        case "act":
+            return target.act(*args), ATOM
+        case "act_bwd":
+            return target.act_bwd(*args), ATOM
+        case op:
+            flavour = "lp" if op in target.cheap else target.flavour
+            return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM
+
+
+def evaluate(graph, roots, env, np, sp):
+    """The roots in float64. env: {variable: array}; np and sp (scipy.special) are passed in, rendering needs neither."""
+    words = {
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs,
+        "max": np.maximum, "min": np.minimum, "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
+        "log1p01": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda a: 1 / np.sqrt(a), "rcp": lambda a: 1 / a, "sin": np.sin,
+        "cos": np.cos, "tanh": np.tanh, "sigmoid": sp.expit, "erf": sp.erf, "normcdf": sp.ndtr,
+        "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327, "gelu": lambda a: a * sp.ndtr(a),
+        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327, "where": np.where,
+        "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+        "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+    value = {}
+    with np.errstate(all="ignore"):
+        for i in graph.reachable(roots):
+            node = graph.nodes[i]
+            if node.op == "const":
+                value[i] = np.float64(node.value)
+            elif node.op == "var":
+                value[i] = env[node.value]
+            else:
+                value[i] = words[node.op](*(value[a] for a in node.args))
+    return [value[r] for r in roots]
+
+
+def counts(graph, roots):
+    """Arithmetic operations per element: what the documentation calls flops."""
+    free = BOOLEAN | {"const", "var", "where", "neg", "abs"}
+    return sum(graph.nodes[i].op not in free and graph.nodes[i].value != KEEP for i in graph.reachable(roots))

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The expression language: a DAG of primitives, the parser that builds it and reverse-mode differentiation.
+
+An expression is Python syntax, `act(a + b)` or `t = exp(x); t / (1 + t)`, parsed with `ast`. Nodes are hash-consed, so a
+common subexpression is one node, and are never re-associated: what is written is what is computed.
+"""
+
+import ast
+from dataclasses import dataclass
+
+# name: (argument names, {argument: rule for its adjoint}). A rule is written in the language itself; it sees the
+# arguments, `y` (the primitive's own value) and `dy` (the adjoint of y). A missing rule means "not differentiable".
+PRIMITIVES = {
+    "add": ("ab", {"a": "dy", "b": "dy"}),
+    "sub": ("ab", {"a": "dy", "b": "-dy"}),
+    "mul": ("ab", {"a": "dy * b", "b": "dy * a"}),
+    "div": ("ab", {"a": "dy / b", "b": "-(dy * (y / b))"}),
+    "neg": ("a", {"a": "-dy"}),
+    "abs": ("a", {"a": "where(a > 0, dy, where(a < 0, -dy, dy * 0))"}),
+    # A tie gives each half, NaN passes the gradient to both: PyTorch's rule.
+    "max": ("ab", {"a": "where(a < b, 0, where(a == b, 0.5 * dy, dy))", "b": "where(b < a, 0, where(a == b, 0.5 * dy, dy))"}),
+    "min": ("ab", {"a": "where(a > b, 0, where(a == b, 0.5 * dy, dy))", "b": "where(b > a, 0, where(a == b, 0.5 * dy, dy))"}),
+    "exp": ("a", {"a": "dy * y"}),
+    "expm1": ("a", {"a": "dy * exp(a)"}),
+    "log": ("a", {"a": "dy / a"}),
+    "log1p": ("a", {"a": "dy / (1 + a)"}),
+    "log1p01": ("a", {"a": "dy * rcp(1 + a)"}),  # log1p for 0 <= a <= 1
+    "sqrt": ("a", {"a": "dy * (0.5 / y)"}),
+    "rsqrt": ("a", {"a": "dy * (-0.5 * (y * y * y))"}),
+    "rcp": ("a", {"a": "-(dy * (y * y))"}),  # 1 / a for 2^-120 <= |a| <= 2^120
+    "sin": ("a", {"a": "dy * cos(a)"}),
+    "cos": ("a", {"a": "-(dy * sin(a))"}),
+    "tanh": ("a", {"a": "dy * (1 - y * y)"}),
+    "sigmoid": ("a", {"a": "dy * (y * sigmoid(-a))"}),
+    "erf": ("a", {"a": "dy * (1.1283791670955126 * exp(-(a * a)))"}),
+    "normcdf": ("a", {"a": "dy * normpdf(a)"}),
+    "normpdf": ("a", {"a": "-(dy * (a * y))"}),
+    "gelu": ("a", {"a": "dy * gelu_bwd(a)"}),
+    "gelu_bwd": ("a", {"a": "dy * ((2 - a * a) * normpdf(a))"}),
+    "act": ("a", {"a": "act_bwd(a, dy)"}),
+    "act_bwd": (("a", "d"), {}),
+    "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
+    "lt": ("ab", {}),
+    "le": ("ab", {}),
+    "gt": ("ab", {}),
+    "ge": ("ab", {}),
+    "eq": ("ab", {}),
+    "ne": ("ab", {}),
+    "and": ("ab", {}),
+    "or": ("ab", {}),
+    "not": ("a", {}),
+}
+BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
+COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+# What a spec may call; the rest of PRIMITIVES is reached through operators.
+WORDS = sorted(set(PRIMITIVES) - BOOLEAN - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
+# The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
+KEEP, KEEP_SCALE = "keep", "keep_scale"
+
+
+class ExprError(Exception):
+    """A message about an expression, without the place it stands in (the caller knows that)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    op: str  # a primitive, "const" or "var"
+    args: tuple = ()
+    value: object = None  # the number of a const, the name of a var
+
+
+class Graph:
+    """Nodes in the order they are computed: the arguments of nodes[i] all come before i."""
+
+    def __init__(self):
+        self.nodes, self._index = [], {}
+
+    def add(self, op, *args, value=None):
+        node = Node(op, args, value)
+        # 0.0 == -0.0 and 1 == 1.0 == True: the key carries the type and sign as well.
+        key = (op, args, repr(value))
+        if key not in self._index:
+            self._index[key] = len(self.nodes)
+            self.nodes.append(node)
+        return self._index[key]
+
+    def const(self, value):
+        return self.add("const", value=value)
+
+    def var(self, name):
+        return self.add("var", value=name)
+
+    def is_bool(self, i):
+        return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
+
+    def reachable(self, roots):
+        """The nodes that the roots need, in computing order."""
+        seen, stack = set(), list(roots)
+        while stack:
+            i = stack.pop()
+            if i not in seen:
+                seen.add(i)
+                stack.extend(self.nodes[i].args)
+        return sorted(seen)
+
+    def variables(self, roots):
+        return {self.nodes[i].value for i in self.reachable(roots) if self.nodes[i].op == "var"}
+
+    def uses(self, op, roots):
+        return any(self.nodes[i].op == op for i in self.reachable(roots))
+
+
+def parse(graph, text, env):
+    """Adds the expression to the graph and returns its node. env: the names it may read, as nodes."""
+    try:
+        body = ast.parse(text.strip()).body
+    except SyntaxError as e:
+        raise ExprError(f"is not an expression: {e.msg} in `{text.strip()}`") from None
+    if not body or not isinstance(body[-1], ast.Expr):
+        raise ExprError("must end with the expression that is its value")
+    env = dict(env)
+    for statement in body[:-1]:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name in env or name in PRIMITIVES:
+                    raise ExprError(f"assigns `{name}`, which already has a meaning; choose another name")
+                env[name] = _build(graph, value, env)
+            case _:
+                raise ExprError(f"may only hold `name = expression` before its value, not `{ast.unparse(statement)}`")
+    root = _build(graph, body[-1].value, env)
+    if graph.is_bool(root):
+        raise ExprError("is a condition; use where(condition, a, b)")
+    return root
+
+
+def _build(graph, tree, env):
+    def number(t):
+        i = _build(graph, t, env)
+        if graph.is_bool(i):
+            raise ExprError(f"uses the condition `{ast.unparse(t)}` as a number; use where(condition, a, b)")
+        return i
+
+    def condition(t):
+        i = _build(graph, t, env)
+        if not graph.is_bool(i):
+            raise ExprError(f"uses the number `{ast.unparse(t)}` as a condition; compare it with something")
+        return i
+
+    match tree:
+        case ast.Constant(value=bool()):
+            raise ExprError("has no True or False")
+        case ast.Constant(value=int() | float() as value):
+            return graph.const(value)
+        case ast.Name(id=name):
+            if name not in env:
+                raise ExprError(f"reads `{name}`, which is not one of: {', '.join(sorted(env)) or 'none'}")
+            return env[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return graph.const(-value)
+        case ast.UnaryOp(op=ast.USub(), operand=a):
+            return graph.add("neg", number(a))
+        case ast.UnaryOp(op=ast.Not(), operand=a):
+            return graph.add("not", condition(a))
+        case ast.BinOp(op=op, left=a, right=b) if type(op) in ARITHMETIC:
+            return graph.add(ARITHMETIC[type(op)], number(a), number(b))
+        case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in COMPARE:
+            return graph.add(COMPARE[type(op)], number(a), number(b))
+        case ast.BoolOp(op=op, values=values):
+            word, node = "and" if isinstance(op, ast.And) else "or", condition(values[0])
+            for value in values[1:]:
+                node = graph.add(word, node, condition(value))
+            return node
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return _call(graph, name, args, number, condition, env)
+    raise ExprError(f"uses `{ast.unparse(tree)}`, which the expression language does not have")
+
+
+def _call(graph, name, args, number, condition, env):
+    if name not in WORDS and not (name == "act_bwd" and name in env):
+        raise ExprError(f"calls `{name}`; the words are: {', '.join(WORDS)}")
+    arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
+    if len(args) != arity:
+        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
+    if name == "where":
+        return graph.add("where", condition(args[0]), number(args[1]), number(args[2]))
+    nodes = [number(a) for a in args]
+    if name in ("act", "dropout") and name not in env:
+        raise ExprError(f"calls `{name}`, which has no meaning here")
+    if name == "dropout":
+        scaled = graph.add("mul", nodes[0], graph.var(KEEP_SCALE))
+        return graph.add("where", graph.var(KEEP), scaled, graph.const(0))
+    return graph.add(name, *nodes)
+
+
+def gradient(graph, seeds, wrt):
+    """Reverse mode. seeds: {output node: node of its incoming gradient}. Returns {node of wrt: gradient or None}.
+
+    The adjoint on its way down is a value and the guards of the `where`s it came through. The guards are applied
+    last, where the value is used: masking first and multiplying after would give 0 * inf = NaN.
+    """
+    parts = {}  # node: [(value, guards)]
+    for node, dy in seeds.items():
+        parts.setdefault(node, []).append((dy, ()))
+
+    def guarded(value, guards):
+        for condition, wanted in reversed(guards):
+            zero = graph.const(0)
+            value = graph.add("where", condition, *((value, zero) if wanted else (zero, value)))
+        return value
+
+    def merge(found):
+        """Two parts from the two arms of one where become one part: where(condition, a, b)."""
+        for i, (a, ga) in enumerate(found):
+            for j, (b, gb) in enumerate(found[i + 1:], i + 1):
+                if ga and gb and ga[:-1] == gb[:-1] and ga[-1][0] == gb[-1][0] and ga[-1][1] != gb[-1][1]:
+                    condition, first = ga[-1]
+                    joined = graph.add("where", condition, *((a, b) if first else (b, a)))
+                    return merge(found[:i] + [(joined, ga[:-1])] + found[i + 1:j] + found[j + 1:])
+        return found
+
+    def settle(node):
+        found = merge(parts[node])
+        if len(found) == 1:
+            return found[0]
+        total = guarded(*found[0])
+        for part in found[1:]:
+            total = graph.add("add", total, guarded(*part))
+        return total, ()
+
+    for i in range(max(seeds) if seeds else -1, -1, -1):
+        if i not in parts:
+            continue
+        node, (dy, guards) = graph.nodes[i], settle(i)
+        parts[i] = [(dy, guards)]
+        if node.op in ("const", "var") or graph.is_bool(i):
+            continue
+        if node.op == "where":
+            condition, a, b = node.args
+            parts.setdefault(a, []).append((dy, guards + ((condition, True),)))
+            parts.setdefault(b, []).append((dy, guards + ((condition, False),)))
+            continue
+        names, rules = PRIMITIVES[node.op]
+        env = dict(zip(names, node.args), y=i, dy=dy, act_bwd=None)
+        for name, arg in zip(names, node.args):
+            if name not in rules:
+                raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
+            if graph.nodes[arg].op != "const":
+                parts.setdefault(arg, []).append((parse(graph, rules[name], env), guards))
+    return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
+
+
+def substitute(source, target, roots, env, act=None):
+    """Copies roots into target, vars renamed by env (name: node), act and act_bwd replaced by act's own expressions.
+
+    act: a pair of functions (x) -> node and (x, dy) -> node that build the activation in target.
+    """
+    new = {}
+    for i in source.reachable(roots):
+        node = source.nodes[i]
+        args = [new[a] for a in node.args]
+        if node.op == "var":
+            new[i] = env.get(node.value, target.var(node.value))
+        elif act and node.op == "act":
+            new[i] = act[0](args[0])
+        elif act and node.op == "act_bwd":
+            new[i] = act[1](args[0], args[1])
+        else:
+            new[i] = target.add(node.op, *args, value=node.value)
+    return [new[r] for r in roots]

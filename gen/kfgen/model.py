@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expands spec entries into kernels (one per op x dtypes x direction) and launchers (one per activation of a kernel).
+
+Everything a template prints is an attribute here: a name, a type or a finished expression.
+"""
+
+import functools
+from dataclasses import dataclass, field
+
+from kfgen import names
+from kfgen.emit import Target, counts, emit
+from kfgen.expr import KEEP, KEEP_SCALE, Graph, gradient, substitute
+from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, op_graph
+
+
+@dataclass(frozen=True)
+class Dtype:
+    word: str
+    ctype: str
+    size: int
+    compute: str  # f32, f64, i32, i64: what expressions are evaluated in
+    flavour: str  # of the math words: compute, or lp for 2-byte storage
+
+    @property
+    def device(self):
+        """The type in device code: NVRTC has no int64_t."""
+        return {"i32": "kf_i32", "i64": "kf_i64"}.get(self.word, self.ctype)
+
+    @property
+    def compute_ctype(self):
+        return {"f32": "float", "f64": "double", "i32": "kf_i32", "i64": "kf_i64"}[self.compute]
+
+    @property
+    def acc(self):
+        return DTYPE["f64" if self.compute == "f64" else "f32"]
+
+
+DTYPE = {
+    "f32": Dtype("f32", "float", 4, "f32", "f32"), "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
+    "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"), "f64": Dtype("f64", "double", 8, "f64", "f64"),
+    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64")}
+# Words whose cheap form is still as good as float32's own operations: an op may use it on 2-byte tensors even where its
+# result is added to something. Everything else is exact outside activations.
+CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
+ROWS = ("row", "channel")
+
+
+@dataclass
+class Stream:
+    """One tensor argument of a kernel."""
+
+    name: str
+    kind: str  # elem, half, row, channel
+    dtype: Dtype
+    role: str  # in, out, sum (a gradient reduced to a row or channel)
+    parts: tuple  # the names expressions use, two for "half"
+    reads: str = "always"  # of inputs: always, act (if the activation's gradient reads its argument), never
+    same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    exprs: list = field(default_factory=list)  # of outputs: the value of each part
+    required: bool = True  # forward arguments; gradients may be NULL
+
+    @property
+    def ctype(self):
+        return self.dtype.ctype
+
+    @property
+    def is_row(self):
+        return self.kind in ROWS
+
+
+@dataclass
+class Launcher:
+    kernel: "Kernel"
+    act: object
+    state: bool
+
+    @property
+    def name(self):
+        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state)
+
+    @property
+    def cpu_name(self):
+        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state, cpu=True)
+
+    @property
+    def arguments(self):
+        """The public signature but for the stream, in order."""
+        k, scalar = self.kernel, self.kernel.scalar_ctype
+        found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
+        found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
+        if k.dropout:
+            found.append(Argument(f"{scalar} ", "p", "probability"))
+            found += [Argument("const uint64_t *", "state", "state")] if self.state else [
+                Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
+        found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+        return found + k.workspace_arguments
+
+    @property
+    def cuda_parameters(self):
+        return ", ".join([f"{a.ctype}{a.name}" for a in self.arguments] + ["cudaStream_t stream"])
+
+    @property
+    def cpu_parameters(self):
+        return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
+
+    def _run(self, scalars):
+        k = self.kernel
+        found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
+        if k.dropout:
+            found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "nullptr"]
+        return found + ([scalars] if k.has_act else []) + [a.name for a in k.workspace_arguments]
+
+    @property
+    def run_arguments(self):
+        return ", ".join(self._run(f"{self.kernel.scalar_struct}{{{{{', '.join(self.act.scalars)}}}}}") + ["stream"])
+
+
+@dataclass(frozen=True)
+class Argument:
+    ctype: str  # as it stands before the name
+    name: str
+    role: str  # in, out, size, scalar, act_scalar, probability, seed, offset, state, workspace
+
+
+class Kernel:
+    def __init__(self, op, dtypes, bwd):
+        self.op, self.dtypes, self.bwd = op, dtypes, bwd
+        self.dtype = DTYPE[dtypes[0]]
+        self.words = names.dtype_words(dtypes)
+        self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
+        self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)
+        self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
+        self.workspace = names.workspace(op.pattern, dtypes)
+        self.cpu_workspace = names.workspace(op.pattern, dtypes, cpu=True)
+        self.dropout = op.dropout
+        self.acts = [a for a in op.activations if dtypes[0] in FLOAT_DTYPES or a.ints]
+        self.has_act = op.has_act
+        self._build()
+        self.kinds = {s.kind for s in self.streams}
+        self.has_channel = "channel" in self.kinds
+        self.has_half = "half" in self.kinds
+        self.has_row = "row" in self.kinds
+        self.grid = self.has_channel or self.has_half or self.has_row
+        self.sums = [s for s in self.outputs if s.role == "sum"]
+        self.stores = [s for s in self.outputs if s.role == "out"]
+        self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
+        self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
+        self._schedule()
+
+    # ---- what is computed ----------------------------------------------------------------------------------------
+
+    def _build(self):
+        op = self.op
+        graph, env, outs = op_graph(op)
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
+        self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values) for o in op.operands]
+        out_dtype = DTYPE[self.dtypes[-1]]
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [Stream(name, "elem", out_dtype, "out", (name,), exprs=[node]) for name, node in outs.items()]
+        else:
+            douts = {name: graph.var(f"d{name}") for name in outs}
+            wanted = [o for o in op.operands if o.grad]
+            grads = gradient(graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values])
+            self.outputs = []
+            for o in wanted:
+                stream = next(s for s in self.operands if s.name == o.name)
+                exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
+                twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
+                self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out",
+                                           tuple(f"d{v}" for v in o.values), same_as=twin, exprs=exprs, required=False))
+            seeds = [Stream(f"d{name}", "elem", out_dtype, "in", (f"d{name}",)) for name in outs]
+            self.inputs = self.operands + seeds
+        self.graph = graph
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = graph.variables(self.roots)
+        plain = Graph()
+        linear = substitute(graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
+        read_anyway = plain.variables(linear) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if read_anyway & set(s.parts) else "act" if read & set(s.parts) else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars]
+        self.keeps = KEEP in read
+
+    @functools.cached_property
+    def rows(self):
+        """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
+        and scalars alone, which is computed once per row value instead of once per element."""
+        row_names = {p for s in self.row_loads for p in s.parts}
+        scalars = set(self.scalars)
+        row_only = {}
+        for i in self.graph.reachable(self.roots):
+            node = self.graph.nodes[i]
+            if node.op == "var":
+                row_only[i] = node.value in row_names
+            else:
+                used = [a for a in node.args if self.graph.nodes[a].op != "const" and self.graph.nodes[a].value not in scalars]
+                row_only[i] = bool(used) and all(row_only[a] for a in used) and node.op not in ("act", "act_bwd")
+        frontier = []
+        for i in self.graph.reachable(self.roots):
+            if not row_only.get(i):
+                frontier += [a for a in self.graph.nodes[i].args if row_only.get(a) and a not in frontier]
+        frontier += [r for r in self.roots if row_only.get(r) and r not in frontier]
+        found = []
+        for i in sorted(frontier):
+            node = self.graph.nodes[i]
+            found.append((node.value if node.op == "var" else f"row{len(found)}", i))
+        return found
+
+    @property
+    def act_flavour(self):
+        """lp only where nothing is added to the activation's result before it is rounded."""
+        if self.dtype.flavour != "lp":
+            return self.dtype.flavour
+        g, tainted = self.graph, set()
+        for i in g.reachable(self.roots):
+            node = g.nodes[i]
+            dirty = [a for a in node.args if a in tainted]
+            if node.op in ("act", "act_bwd"):
+                tainted.add(i)
+            if dirty and node.op not in ("mul", "neg", "where"):
+                return "f32"
+            if dirty:
+                tainted.add(i)
+        return "lp"
+
+    # ---- how it is scheduled -------------------------------------------------------------------------------------
+
+    def _schedule(self):
+        sizes = [s.dtype.size for s in self.loads + self.stores]
+        self.vec = 16 // max(sizes)
+        in_bytes = sum(s.dtype.size * len(s.parts) for s in self.loads) * self.vec
+        # About 64 bytes of loads in flight per thread.
+        self.unroll = max(1, min(8, 64 // max(in_bytes, 1)))
+
+    # ---- emission ------------------------------------------------------------------------------------------------
+
+    def _emit(self, target, env, fixed=None, roots=None):
+        return emit(self.graph, roots if roots is not None else self.roots, target, env, fixed=fixed or {})
+
+    @property
+    def flavour(self):
+        return "f32" if self.dtype.flavour == "lp" else self.dtype.flavour
+
+    @functools.cached_property
+    def cuda(self):
+        """(lines, texts per output part) of the element loop, and of the row values before it."""
+        act = f"kfi_tag<act>()"
+        target = Target("kfi_", self.flavour, False, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset(),
+                        act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
+                        act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
+        env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
+        fixed = {node: f"{name}_f[e]" for name, node in self.rows}
+        return self._emit(target, env, fixed)
+
+    @functools.cached_property
+    def cuda_rows(self):
+        target = Target("kfi_", self.flavour, False, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset())
+        derived = [(n, i) for n, i in self.rows if self.graph.nodes[i].op != "var"]
+        env = {p: f"{p}_f[e]" for s in self.row_loads for p in s.parts}
+        lines, texts = self._emit(target, env, roots=[i for _, i in derived])
+        return lines, [(n, t) for (n, _), t in zip(derived, texts)]
+
+    def cpu_target(self, act):
+        flavour = self.act_flavour
+        extra = "".join(f", {s}" for s in act.scalars)
+        return Target("kfi_cpu_", self.flavour, True, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset(),
+                      act=lambda x: f"kfi_cpu_{act.name}_{flavour}({x}{extra})",
+                      act_bwd=lambda x, dy: f"kfi_cpu_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
+
+    def cpu(self, act):
+        """(inputs read, row names, lines, texts) of the tile loop for one activation."""
+        target = self.cpu_target(act)
+        keep = "keep[j]" if target.mask_type == "uint32_t" else "kfi_cpu_wide(keep[j])"
+        env = {p: f"{p}_j" for s in self.loads for p in s.parts} | {KEEP: keep, KEEP_SCALE: "keep_scale"}
+        fixed = {node: f"{name}_j" for name, node in self.rows}
+        return self._emit(target, env, fixed)
+
+    def cpu_rows(self):
+        target = self.cpu_target(self.acts[0])
+        derived = [(n, i) for n, i in self.rows if self.graph.nodes[i].op != "var"]
+        env = {p: f"{p}_j" for s in self.row_loads for p in s.parts}
+        lines, texts = self._emit(target, env, roots=[i for _, i in derived])
+        return lines, [(n, t) for (n, _), t in zip(derived, texts)]
+
+    def reads(self, stream, act):
+        """Whether the backward of this activation reads the stream at all."""
+        return stream.reads == "always" or (stream.reads == "act" and bwd_reads_x(act))
+
+    # ---- what is launched ----------------------------------------------------------------------------------------
+
+    @property
+    def launchers(self):
+        return [Launcher(self, act, state) for act in self.acts for state in ((False, True) if self.dropout else (False,))]
+
+    @property
+    def sizes(self):
+        return ["outer", "channels", "inner"] if self.has_channel else ["rows", "cols"] if self.grid else ["n"]
+
+    @property
+    def scalar_ctype(self):
+        return "double" if self.dtype.compute == "f64" else "float"
+
+    @property
+    def scalar_struct(self):
+        return "kfi_scalars_f64" if self.dtype.compute == "f64" else "kfi_scalars_f32"
+
+    @property
+    def flops(self):
+        return counts(self.graph, self.roots)
+
+    # ---- what the CUDA templates print ---------------------------------------------------------------------------
+
+    @property
+    def tensor_arguments(self):
+        return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
+            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs]
+
+    @property
+    def workspace_arguments(self):
+        return [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")] if self.sums else []
+
+    @property
+    def title(self):
+        return self.op.brief + (", gradients" if self.bwd else "")
+
+    @property
+    def size(self):
+        return max(s.dtype.size for s in self.loads + self.stores)
+
+    @property
+    def used_scalars(self):
+        """The op's scalars that this direction reads."""
+        read = self.graph.variables(self.roots)
+        return [s for s in self.scalars if s in read]
+
+    @property
+    def results(self):
+        return list(zip((p for s in self.outputs for p in s.parts), self.cuda[1], (s for s in self.outputs for _ in s.parts)))
+
+    def packs(self, stream):
+        """Two results at a time are converted to 2-byte storage by one instruction."""
+        return self.dtype.compute == "f32" and stream.dtype.size == 2
+
+    @property
+    def keep_scale(self):
+        return "rng.scale_f64" if self.dtype.compute == "f64" else "rng.scale"
+
+    def store_guard(self, stream):
+        if stream.required:
+            return ""
+        return f"if ({stream.name}{f' && {stream.name} != {stream.same_as}' if stream.same_as else ''}) "
+
+    def address(self, stream, half, source=""):
+        """Of a stream's part in the grid kernel: (offset[, registers], step)."""
+        middle = f"{source}_v, " if source else ""
+        if stream.kind != "half":
+            return f"first, {middle}step"
+        return f"first + row * g.cols{' + g.cols' if half else ''}, {middle}2 * step"
+
+    @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads]
+        found += [f"{s.dtype.device} *{s.name}" for s in self.stores]
+        found += (["kfi_grid g"] if self.grid else ["kf_i64 n"]) + (["kfi_sums sums"] if self.sums else [])
+        found += [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
+        return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
+
+    @property
+    def kernel_arguments(self):
+        found = [s.name for s in self.loads + self.row_loads + self.stores]
+        found += (["g"] if self.grid else ["count"]) + (["sums"] if self.sums else []) + self.used_scalars
+        return ", ".join("(void *)&" + f if f in {s.name for s in self.loads} else "&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
+
+    @property
+    def run_parameters(self):
+        found = [f"{a.ctype}{a.name}" for a in self.tensor_arguments] + [f"int64_t {s}" for s in self.sizes]
+        found += [f"{self.scalar_ctype} {s}" for s in self.scalars]
+        if self.dropout:
+            found += [f"{self.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
+        found += [f"{self.scalar_struct} scalars"] if self.has_act else []
+        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments] + ["cudaStream_t stream"])
+
+    @property
+    def size_parameters(self):
+        return ", ".join(f"int64_t {s}" for s in self.sizes)
+
+    @property
+    def size_words(self):
+        return ", ".join(f'"{s}"' for s in self.sizes)
+
+    @property
+    def shape(self):
+        return "outer, channels, inner" if self.has_channel else "rows, 0, cols"
+
+    @property
+    def instances(self):
+        """The kernels a launcher chooses from: {vector, unroll}, {vector, 1}, {1, 1}; again for planes."""
+        planes = ([", 0", ", 1"] if self.has_channel else [", 0"]) if self.grid else [""]
+        return ["(const void *)kfk_%s<act, %d, %d%s>" % (self.name, vec, unroll, plane)
+                for plane in planes for vec, unroll in ((self.vec, self.unroll), (self.vec, 1), (1, 1))]
+
+    @property
+    def sum_kernel(self):
+        if not self.sums:
+            return "nullptr"
+        return f"(const void *)kfk_sum_partials<KF_{self.dtype.acc.word.upper()}, KF_{self.sums[0].dtype.word.upper()}>"
+
+    @property
+    def operand_rows(self):
+        """The table of tensor arguments that the checks go through."""
+        rows, index = [], {}
+        for s in self.inputs + self.outputs:
+            flags = [{"elem": "KFI_ELEM", "half": "KFI_HALF"}.get(s.kind, "KFI_ROW")]
+            if s.role == "in" and s.reads == "never":
+                flags.append("KFI_NULLABLE | KFI_UNREAD")
+            elif s.role == "in" and s.reads == "act":
+                flags.append("(kfi_act_bwd_reads(kfi_tag<act>()) ? 0 : KFI_NULLABLE | KFI_UNREAD)")
+            if s.role != "in":
+                flags.append("KFI_OUT" if s.required else "KFI_OUT | KFI_NULLABLE")
+            twin = index[s.same_as] + 1 if s.same_as else 0
+            index[s.name] = len(rows)
+            rows.append(f'{{"{s.name}", {s.name}, {s.dtype.size}, {" | ".join(flags)}, {twin}}}')
+        return rows
+
+    @property
+    def contract(self):
+        return []
+
+
+@functools.lru_cache(maxsize=None)
+def _bwd_reads_x(act_id, expr, dexpr, scalars, build):
+    g = Graph()
+    env = {s: g.var(s) for s in scalars}
+    return "x" in g.variables([build(g, g.var("x"), g.var("dy"), env)])
+
+
+def bwd_reads_x(act):
+    return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
+
+
+def dtype_tuples(op, dtypes):
+    if op.types == "pairs":
+        return [(a, b) for a in DTYPES for b in DTYPES if a != b and a in dtypes and b in dtypes]
+    return [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
+
+
+def kernels(op, dtypes=DTYPES):
+    """The kernels of one op. A cast and integers have no backward."""
+    found = []
+    for ds in dtype_tuples(op, dtypes):
+        for bwd in (False, True):
+            if bwd and (op.types == "pairs" or ds[0] in INT_DTYPES):
+                continue
+            kernel = Kernel(op, ds, bwd)
+            if kernel.acts:
+                found.append(kernel)
+    return found
+
+
+@dataclass
+class ActFunction:
+    """One activation in one flavour: the value and the gradient as (lines, expression, variables read)."""
+
+    flavour: str
+    ctype: str
+    scalars_type: str
+    fwd: tuple
+    bwd: tuple | None
+    fwd_scalars: bool
+    bwd_scalars: bool
+
+
+class ActCode:
+    """One activation as functions: per flavour the expressions of value and gradient."""
+
+    def __init__(self, act):
+        self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
+        self.brief, self.reads_x = act.brief, bwd_reads_x(act)
+
+    @property
+    def flavours(self):
+        return ["f32", "lp", "f64"] + (["i32", "i64"] if self.act.ints else [])
+
+    @property
+    def public(self):
+        return self.name != "none"
+
+    def functions(self, cpu):
+        """cpu: a scalar is an argument of its own; CUDA: a field of s."""
+        scalar = None if cpu else (lambda name: f"s.v[{self.scalars.index(name)}]")
+        found = []
+        for f in self.flavours:
+            ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
+            fwd = self._code(f, cpu, scalar, False)
+            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, True)
+            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd,
+                                     bool(fwd[2] & set(self.scalars)), bool(bwd and bwd[2] & set(self.scalars))))
+        return found
+
+    def _code(self, flavour, cpu, scalar, bwd):
+        """(lines, expression, names used). scalar: how a scalar's name is spelled, its own name by default."""
+        graph = Graph()
+        env = {s: graph.var(s) for s in self.scalars}
+        x = graph.var("x")
+        root = self.act.build_bwd(graph, x, graph.var("dy"), env) if bwd else self.act.build(graph, x, env)
+        target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
+        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
+        return lines, text, graph.variables([root])

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where names are composed. Nothing parses a name back into its parts."""
+
+
+def fill(pattern, word):
+    """The pattern with the activation's word in its place; `none` takes its underscore with it."""
+    if word != "none":
+        return pattern.replace("{act}", word)
+    return "_".join(w for w in pattern.split("_") if w != "{act}")
+
+
+def stem(pattern):
+    """The name of an op's header and of its kernels: add, bias_act_add, act_mul."""
+    return fill(pattern, "none") if pattern.endswith("_{act}") else pattern.replace("{act}", "act")
+
+
+def dtype_words(dtypes):
+    """One word per type variable, those equal to the first left out."""
+    return "_".join([dtypes[0]] + [d for d in dtypes[1:] if d != dtypes[0]])
+
+
+def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
+    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, word), "state" if state else "", "bwd" if bwd else "", dtype_words(dtypes)) if w)
+
+
+def workspace(pattern, dtypes, cpu=False):
+    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, "none"), "bwd", dtype_words(dtypes), "workspace_bytes") if w)
+
+
+def internal(prefix, pattern, dtypes, bwd=False):
+    return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renders the model through the templates. Same inputs give the same bytes; a file is touched only when its text changes."""
+
+import hashlib
+import pathlib
+import re
+
+import jinja2
+
+from kfgen import model, names
+from kfgen.spec import DTYPES
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "templates"
+
+
+class RecordingLoader(jinja2.FileSystemLoader):
+    """Remembers which templates were read, for the depfile."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.read = set()
+
+    def get_source(self, environment, template):
+        source = super().get_source(environment, template)
+        self.read.add(pathlib.Path(source[1]))
+        return source
+
+
+def environment():
+    return jinja2.Environment(
+        loader=RecordingLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
+
+
+def version():
+    text = (ROOT / "include/kf/core/version.h").read_text()
+    return ".".join(re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH"))
+
+
+def write(path, text):
+    """Writes only what changed, so that a build does not redo what is the same."""
+    if path.exists() and path.read_text() == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+    return True
+
+
+def tidy(text, width=100):
+    """Generated text as a person would leave it: no stray blanks, no line over `width` that can be broken at a comma."""
+    lines = []
+    for line in re.sub(r"[ \t]+\n", "\n", text).split("\n"):
+        line = line.lstrip() if line.lstrip().startswith("#pragma") else line
+        if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
+            continue
+        indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
+        while len(line) > width and not line.startswith("#"):
+            cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", ") {", "{ "))
+            if cut < 0 and line.lstrip().startswith("//"):
+                cut = line.rfind(" ", len(indent) + 20, width)
+            if cut < 0:
+                break
+            lines.append(line[:cut + 1].rstrip())
+            line = indent + line[cut + 1:].lstrip()
+        lines.append(line)
+    return "\n".join(lines)
+
+
+class Selection:
+    """What to render: all of it, or the chosen ops (by pattern or stem), activations and dtypes."""
+
+    def __init__(self, spec, ops=None, activations=None, dtypes=None):
+        def choose(wanted, all_, what, key=lambda n: (n,)):
+            if not wanted:
+                return list(all_)
+            known = {k: n for n in all_ for k in key(n)}
+            for w in wanted:
+                if w not in known:
+                    raise ValueError(f"--{what}: `{w}` is not one of: {', '.join(sorted(known))}")
+            return [n for n in all_ if n in {known[w] for w in wanted}]
+
+        self.spec = spec
+        self.ops = [spec.ops[p] for p in choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)))]
+        acts = set(choose(activations, spec.activations, "activations")) | {"none"}
+        self.activations = [a for a in spec.activations.values() if a.name in acts]
+        self.dtypes = choose(dtypes, DTYPES, "dtypes")
+        self._kernels = {}
+
+    def kernels(self, op):
+        """The op's kernels, their activations cut to the selection."""
+        if op.pattern not in self._kernels:
+            found = []
+            for k in model.kernels(op, self.dtypes):
+                k.acts = [a for a in k.acts if a in self.activations]
+                if k.acts:
+                    found.append(k)
+            self._kernels[op.pattern] = found
+        return self._kernels[op.pattern]
+
+    def all_kernels(self):
+        return [k for op in self.ops for k in self.kernels(op)]
+
+
+class Renderer:
+    def __init__(self, selection, user=None):
+        """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers."""
+        self.selection, self.user = selection, user
+        self.env = environment()
+        files = selection.spec.files
+        self.common = {
+            "version": version(), "specs": ", ".join(p.name for p in files),
+            "digest": hashlib.sha256(b"".join(p.read_bytes() for p in files) + b"".join(
+                p.read_bytes() for p in sorted(TEMPLATES.rglob("*.j2")))).hexdigest()[:12]}
+        self.env.globals.update(self.common)
+        self.files = {}
+
+    def add(self, path, template, **values):
+        text = self.env.get_template(template).render(file=path, **values)
+        self.files[path] = tidy(text)
+
+    def guard(self, path):
+        return re.sub(r"[^A-Z0-9]", "_", path.upper())
+
+    def header(self, path, template, **values):
+        self.add(path, template, guard=self.guard(path), **values)
+
+    def render(self):
+        s = self.selection
+        prefix = f"kf/user/{self.user}" if self.user else "kf/ops"
+        own_acts = [a for a in s.activations if not self.user or not a.builtin]
+        activations = f"{prefix}/activations"
+        codes = [model.ActCode(a) for a in own_acts]
+        base = ["kf/ops/activations"] if self.user else []
+        self.header(f"{activations}.cuh", "cuda/activations.cuh.j2", activations=codes, includes=[b + ".cuh" for b in base])
+        self.header(f"{activations}.h", "cpu/activations.h.j2", activations=codes, includes=[b + ".h" for b in base])
+        stems = []
+        for op in s.ops:
+            kernels = s.kernels(op)
+            extends = bool(self.user) and op.builtin  # an installed op with the user's activations: launchers alone
+            if extends:
+                for k in kernels:
+                    k.acts = [a for a in k.acts if not a.builtin]
+                kernels = [k for k in kernels if k.acts]
+            if not kernels:
+                continue
+            stem = names.stem(op.pattern)
+            stems.append(stem)
+            values = {"op": op, "kernels": kernels, "stem": stem, "extends": extends, "activations": activations}
+            self.header(f"{prefix}/{stem}.cuh", "cuda/map.cuh.j2", activations_header=f"{activations}.cuh", **values)
+            self.header(f"{prefix}/{stem}.h", "cpu/map.h.j2", activations_header=f"{activations}.h", **values)
+        umbrella = f"kf/{self.user}" if self.user else "kf/kf"
+        for ext in (".cuh", ".h"):
+            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems], cuda=ext == ".cuh",
+                        user=self.user)
+        return self.files
+
+    def dependencies(self):
+        python = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+        return sorted({*self.env.loader.read, *self.selection.spec.files, *python, ROOT / "include/kf/core/version.h"})
+
+
+def write_all(files, out, dependencies, depfile=None):
+    """Writes the files below out; returns how many changed."""
+    changed = sum(write(pathlib.Path(out) / path, text) for path, text in sorted(files.items()))
+    if depfile:
+        first = sorted(files)[0]
+        lines = [f"{pathlib.Path(out) / first}: " + " ".join(str(d).replace(" ", "\\ ") for d in dependencies)]
+        write(pathlib.Path(depfile), "\n".join(lines) + "\n")
+    return changed

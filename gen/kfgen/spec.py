@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and checks spec files. Every error names the file, the entry, the field and what to do."""
+
+import pathlib
+import re
+import tomllib
+from dataclasses import dataclass, field
+
+from kfgen.expr import ExprError, Graph, gradient, parse
+
+SPEC_DIR = pathlib.Path(__file__).resolve().parents[1] / "spec"
+FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
+INT_DTYPES = ("i32", "i64")
+DTYPES = FLOAT_DTYPES + INT_DTYPES
+OPERAND_KINDS = ("elem", "row", "channel", "half")
+USER_ID = 1024  # the first id of users' own activations
+MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*(?<!_[vfsj])\Z")  # _v, _f, _s and _j are the generated code's own
+PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
+# Argument and macro names that the generated code uses itself.
+RESERVED = {"g", "w", "at", "u", "e", "i", "j", "t", "k", "scalars", "sums", "map", "args", "kernels", "operands", "words", "sizes", "sized", "valid",
+            "count", "row", "col", "step", "full", "partial", "buffer", "plane", "act", "x_v", "shape", "n", "rows", "cols", "outer", "channels", "inner", "p", "seed", "offset", "state", "workspace", "stream", "dy",
+            "workspace_bytes", "out", "keep", "keep_scale", "act", "vec", "unroll", "grid", "rng", "first", "left", "int", "float",
+            "double", "for", "if", "else", "return", "const", "static", "inline", "void", "char", "long", "short", "template"}
+
+
+class SpecError(Exception):
+    def __init__(self, file, entry, field_, problem, fix):
+        super().__init__(f"{file}: [{entry}] {field_}: {problem}\n  fix: {fix}")
+
+
+@dataclass
+class Activation:
+    name: str
+    id: int
+    brief: str
+    expr: str
+    dexpr: str | None
+    scalars: dict
+    ref: str
+    dref: str | None
+    edges: dict
+    dedges: dict
+    ulp: dict
+    ints: bool
+    rounding: str
+    budget: dict
+    source: str
+    since: str
+    file: str
+    builtin: bool
+
+    def build(self, graph, x, scalars):
+        return parse(graph, self.expr, {"x": x, **scalars})
+
+    def build_bwd(self, graph, x, dy, scalars):
+        """The gradient: dexpr where given, derived from expr otherwise."""
+        if self.dexpr:
+            return parse(graph, self.dexpr, {"x": x, "dy": dy, **scalars})
+        local = Graph()  # differentiated on its own, so that x may be any expression outside
+        names = {name: local.var(name) for name in ("x", "dy", *scalars)}
+        y = self.build(local, names["x"], {s: names[s] for s in scalars})
+        dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
+        from kfgen.expr import substitute
+        return substitute(local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars})[0]
+
+
+@dataclass
+class Operand:
+    name: str
+    kind: str
+    dtype: str = "T"  # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64)
+    grad: bool = True
+    parts: tuple = ()  # the names of the two halves of a "half" operand
+    positive: bool = False  # tests draw it from (0, inf)
+
+    @property
+    def values(self):
+        """The names under which expressions read it."""
+        return self.parts or (self.name,)
+
+
+@dataclass
+class Op:
+    pattern: str
+    brief: str
+    operands: list
+    outputs: dict  # name: expression
+    scalars: dict
+    refs: dict
+    ints: bool
+    without: tuple
+    types: str  # "one" or "pairs"
+    source: str
+    since: str
+    file: str
+    builtin: bool
+    activations: list = field(default_factory=list)
+
+    @property
+    def dropout(self):
+        return any("dropout(" in text for text in self.outputs.values())
+
+    @property
+    def has_act(self):
+        return "{act}" in self.pattern
+
+
+@dataclass
+class Spec:
+    activations: dict
+    ops: dict
+    files: list
+
+
+def builtin_files():
+    return sorted(SPEC_DIR.glob("*.toml"))
+
+
+def load(files=(), builtin=True):
+    """All entries of the built-in files and of `files`, checked on their own and against each other."""
+    spec = Spec({}, {}, [])
+    for path, own in [(p, True) for p in (builtin_files() if builtin else ())] + [(pathlib.Path(p), False) for p in files]:
+        _load_file(spec, path, own)
+    for op in spec.ops.values():
+        op.activations = _activations_of(spec, op)
+        _check_expressions(op)
+    for act in spec.activations.values():
+        _check_activation_expressions(act)
+    return spec
+
+
+def _load_file(spec, path, builtin):
+    name = path.name if builtin else str(path)
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise SpecError(name, "file", "path", e.strerror or str(e), "give the path of a readable .toml file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise SpecError(name, "file", "syntax", str(e), "see https://toml.io; quote keys that hold braces") from None
+    spec.files.append(path)
+    for section, entries in data.items():
+        if section not in ("activation", "op") or not isinstance(entries, dict):
+            raise SpecError(name, section, "section", "is not known", "entries are [activation.<name>] or [op.<pattern>]")
+        for key, entry in entries.items():
+            if not isinstance(entry, dict):
+                raise SpecError(name, f"{section}.{key}", "entry", "is not a table", f"write [{section}.{key}] above its fields")
+            (_load_activation if section == "activation" else _load_op)(spec, name, key, Fields(name, f"{section}.{key}", entry), builtin)
+
+
+class Fields:
+    """The fields of one entry: typed access, and a complaint about what nobody asked for."""
+
+    def __init__(self, file, entry, data):
+        self.file, self.entry, self.data, self.left = file, entry, data, set(data)
+
+    def error(self, field_, problem, fix):
+        return SpecError(self.file, self.entry, field_, problem, fix)
+
+    def get(self, name, types, default=None, required=False, what=""):
+        self.left.discard(name)
+        if name not in self.data:
+            if required:
+                raise self.error(name, "is missing", f"add {name} = {what}")
+            return default
+        value = self.data[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in (types if isinstance(types, tuple) else (types,))):
+            raise self.error(name, f"is {value!r}", f"write {name} = {what}")
+        return value
+
+    def done(self):
+        if self.left:
+            raise self.error(sorted(self.left)[0], "is not a field of this entry", "remove it, or correct its spelling")
+
+
+def _scalars(f):
+    table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
+    for name, value in table.items():
+        if not NAME.match(name) or name in RESERVED:
+            raise f.error("scalars", f"the name `{name}` cannot be used", "choose a lower-case C name that is not an argument of every launcher")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise f.error("scalars", f"{name} is {value!r}", f"give {name} a number; tests use it")
+    if len(table) > MAX_SCALARS:
+        raise f.error("scalars", f"has {len(table)} entries", f"at most {MAX_SCALARS} are possible")
+    return {k: float(v) for k, v in table.items()}
+
+
+def _load_activation(spec, file, name, f, builtin):
+    if not NAME.match(name):
+        raise f.error("name", f"`{name}` is not a word", "use lower-case letters, digits and single underscores")
+    if name in spec.activations:
+        raise f.error("name", f"`{name}` is already defined in {spec.activations[name].file}", "choose another name")
+    ident = f.get("id", int, required=True, what="a number never used before")
+    if not builtin and ident < USER_ID:
+        raise f.error("id", f"{ident} is reserved for kf's own activations", f"use {USER_ID} or above")
+    for other in spec.activations.values():
+        if other.id == ident:
+            raise f.error("id", f"{ident} is already {other.name}'s", "choose a number that is free")
+    act = Activation(
+        name=name, id=ident, file=file, builtin=builtin,
+        brief=f.get("brief", str, required=True, what='"the formula in words"'),
+        expr=f.get("expr", str, required=True, what='"an expression of x"'),
+        dexpr=f.get("dexpr", str),
+        scalars=_scalars(f),
+        ref=f.get("ref", str, required=True, what='"the same function in NumPy (np) and scipy.special (sp)"'),
+        dref=f.get("dref", str),
+        edges=f.get("edges", dict, {}, what='{ nan = "nan", inf = ... }'),
+        dedges=f.get("dedges", dict, {}, what='{ nan = "nan", inf = ... }'),
+        ulp=f.get("ulp", dict, {"f32": 4, "f64": 4}, what="{ f32 = 4, f64 = 4 }"),
+        ints=f.get("ints", bool, False, what="true or false"),
+        rounding=f.get("rounding", str, "result", what='"result" or "intermediates"'),
+        budget=f.get("budget", dict, {}, what='{ lp = 13, lp_bwd = 25, f32 = 30, why = "..." }'),
+        source=f.get("source", str, "", what='"where the function is defined"'),
+        since=f.get("since", str, "", what='"the version that brought it"'))
+    f.done()
+    for dtype in ("f32", "f64"):
+        if not isinstance(act.ulp.get(dtype), (int, float)):
+            raise f.error("ulp", f"has no {dtype}", "write ulp = { f32 = 4, f64 = 4 }")
+    if act.rounding not in ("result", "intermediates"):
+        raise f.error("rounding", f"is {act.rounding!r}", 'write "result" or "intermediates"')
+    if act.budget and not act.budget.get("why"):
+        raise f.error("budget", "gives no reason", 'add why = "..."')
+    spec.activations[name] = act
+
+
+def _load_op(spec, file, pattern, f, builtin):
+    if not PATTERN.match(pattern) or pattern.count("{act}") > 1:
+        raise f.error("name", f"`{pattern}` is not a pattern", "use lower-case words joined by underscores, one of them may be {act}")
+    if pattern in spec.ops:
+        raise f.error("name", f"`{pattern}` is already defined in {spec.ops[pattern].file}", "choose another name")
+    scalars = _scalars(f)
+    operands = _operands(f, scalars)
+    outputs, refs = {}, {}
+    expr = f.get("expr", str, what='"an expression of the operands"')
+    ref = f.get("ref", str, what='"the same in NumPy"')
+    if expr is not None:
+        outputs, refs = {"out": expr}, {"out": ref}
+    table = f.get("outputs", dict, {}, what='{ name = "expression", ... }')
+    table_refs = f.get("refs", dict, {}, what='{ name = "the same in NumPy", ... }')
+    if (expr is None) == (not table):
+        raise f.error("expr", "is missing" if expr is None else "stands beside outputs", 'give either expr = "..." or outputs = { name = "..." }')
+    outputs.update(table)
+    refs.update(table_refs)
+    for name, text in outputs.items():
+        if not isinstance(text, str) or not isinstance(refs.get(name), str):
+            raise f.error("ref" if expr is not None else "refs", f"has no reference for `{name}`", "give the same formula in NumPy")
+        if expr is None and (not NAME.match(name) or name in RESERVED - {"out"} or any(name in (o.name, *o.values) for o in operands)):
+            raise f.error("outputs", f"the name `{name}` cannot be used", "choose a lower-case C name that nothing else here has")
+    op = Op(
+        pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs,
+        brief=f.get("brief", str, required=True, what='"the formula in words"'),
+        ints=f.get("ints", bool, False, what="true or false"),
+        without=tuple(f.get("without", list, [], what='["none"]')),
+        types=f.get("types", str, "one", what='"one" or "pairs"'),
+        source=f.get("source", str, "", what='"where the op is defined"'),
+        since=f.get("since", str, "", what='"the version that brought it"'))
+    f.get("family", str, "map", what='"map"')
+    f.done()
+    if op.types not in ("one", "pairs"):
+        raise f.error("types", f"is {op.types!r}", 'write "one" or "pairs"')
+    spec.ops[pattern] = op
+
+
+def _operands(f, scalars):
+    table = f.get("operands", dict, required=True, what='{ x = "elem", ... }')
+    operands, names = [], set(scalars)
+    for name, value in table.items():
+        value = {"kind": value} if isinstance(value, str) else value
+        if not isinstance(value, dict) or value.get("kind") not in OPERAND_KINDS:
+            raise f.error("operands", f"{name} is {value!r}", f"give it a kind: {', '.join(OPERAND_KINDS)}")
+        unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive"}
+        if unknown:
+            raise f.error("operands", f"{name} has the unknown property {sorted(unknown)[0]!r}", "use kind, dtype, grad, parts, positive")
+        operand = Operand(name, value["kind"], value.get("dtype", "T"), value.get("grad", True), tuple(value.get("parts", ())), value.get("positive", False))
+        if operand.dtype not in ("T", "acc") or (operand.dtype == "acc" and operand.kind in ("elem", "half")):
+            raise f.error("operands", f"{name} has dtype {operand.dtype!r}", 'use "T"; rows and channels may be "acc"')
+        if (operand.kind == "half") != (len(operand.parts) == 2):
+            raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
+        for n in {operand.name, *operand.values}:
+            if not NAME.match(n) or n in RESERVED or n in names:
+                raise f.error("operands", f"the name `{n}` cannot be used", "choose a lower-case C name that nothing else here has")
+        names |= {operand.name, *operand.values}
+        operands.append(operand)
+    kinds = {o.kind for o in operands}
+    if not kinds & {"elem", "half"}:
+        raise f.error("operands", "has no operand with the shape of the result", 'make at least one of them "elem" or "half"')
+    if "channel" in kinds and kinds & {"row", "half"}:
+        raise f.error("operands", 'mixes "channel" with "row" or "half"', "an op has one kind of broadcast")
+    return operands
+
+
+def _activations_of(spec, op):
+    if not op.has_act:
+        return [spec.activations["none"]] if "none" in spec.activations else []
+    for name in op.without:
+        if name not in spec.activations:
+            raise SpecError(op.file, f"op.{op.pattern}", "without", f"`{name}` is no activation", f"the activations are: {', '.join(spec.activations)}")
+    return [a for a in spec.activations.values() if a.name not in op.without]
+
+
+def op_graph(op):
+    """The op's graph: (graph, {name: node} of what it reads, {output: node})."""
+    graph = Graph()
+    env = {name: graph.var(name) for o in op.operands for name in o.values}
+    env |= {name: graph.var(name) for name in op.scalars}
+    extra = {"dropout": None} | ({"act": None} if op.has_act else {})
+    return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
+
+
+def _check_expressions(op):
+    try:
+        graph, _, outputs = op_graph(op)
+    except ExprError as e:
+        raise SpecError(op.file, f"op.{op.pattern}", "expr", str(e), "see the expression language in docs/hacking.md") from None
+    used = graph.variables(outputs.values())
+    for o in op.operands:
+        if not used & set(o.values):
+            raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
+    if op.has_act and not graph.uses("act", outputs.values()):
+        raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
+    for i in graph.reachable(outputs.values()):
+        node = graph.nodes[i]
+        if op.ints and node.op == "const" and not isinstance(node.value, int):
+            raise SpecError(op.file, f"op.{op.pattern}", "ints", f"the constant {node.value} is no integer", "drop ints, or write integers")
+
+
+def _check_activation_expressions(act):
+    for name, text in (("expr", act.expr), ("dexpr", act.dexpr)):
+        if text is None:
+            continue
+        graph = Graph()
+        env = {n: graph.var(n) for n in ("x", *act.scalars)}
+        if name == "dexpr":
+            env["dy"] = graph.var("dy")
+        try:
+            parse(graph, text, env)
+            if name == "expr" and act.dexpr is None:
+                act.build_bwd(graph, env["x"], graph.var("dy"), {s: env[s] for s in act.scalars})
+        except ExprError as e:
+            raise SpecError(act.file, f"activation.{act.name}", name, str(e), "see the expression language in docs/hacking.md") from None

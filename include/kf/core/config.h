@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/config.h: every switch of the library, and the words that differ between compilers.
+
+   KF_OMP_MIN          Affects: C launchers. Elements below which a call stays on the calling thread.
+                       Default: 32768. Cost: none.
+   KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any
+                       order, on any threads. Default: OpenMP where it is on, a plain loop otherwise. Results do not
+                       depend on it.
+   KF_ALLOW_FAST_MATH  Affects: C launchers. Accepts -ffast-math, which loses NaN and infinities. Default: refused. */
+#ifndef KF_CORE_CONFIG_H
+#define KF_CORE_CONFIG_H
+
+#if defined(__FAST_MATH__) && !defined(KF_ALLOW_FAST_MATH) && !defined(__CUDACC__)
+#error "kf: -ffast-math breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or define KF_ALLOW_FAST_MATH"
+#endif
+#ifndef KF_OMP_MIN
+#define KF_OMP_MIN 32768
+#endif
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define KFI_DEVICE static __device__ __forceinline__
+#define KFI_BOTH static __host__ __device__ __forceinline__
+#else
+#define KFI_BOTH KFI_INLINE
+#endif
+
+#ifndef KFI_INLINE
+#if defined(__GNUC__)
+#define KFI_INLINE static inline __attribute__((always_inline, unused))
+#elif defined(_MSC_VER)
+#define KFI_INLINE static __forceinline
+#else
+#define KFI_INLINE static inline
+#endif
+#endif
+
+/* A function that is compiled only where it is called: nvcc emits every other kernel, and warns about every other
+   unused static function. */
+#define KF_FN template <int = 0> static inline
+#ifdef __CUDACC_RTC__
+#define KFI_KERNEL __global__ /* NVRTC finds a kernel by name only if it is not static */
+#else
+#define KFI_KERNEL static __global__
+#endif
+
+#endif

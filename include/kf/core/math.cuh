@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Math words of generated device code: kfi_<word>_f32 (a few ulp), kfi_<word>_f64 (CUDA's own), and
+// kfi_<word>_lp: float in and out, good to 1/4 ulp of the f16 or bf16 that the result is rounded to.
+#ifndef KF_CORE_MATH_CUH
+#define KF_CORE_MATH_CUH
+
+#ifndef KFI_DEVICE
+#define KFI_DEVICE static __device__ __forceinline__
+#endif
+
+// One MUFU each, without the range code of the non-ftz forms: callers keep operands and results normal.
+KFI_DEVICE float kfi_ex2_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+KFI_DEVICE float kfi_rcp_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+KFI_DEVICE float kfi_abs_f32(float x) { return fabsf(x); }
+KFI_DEVICE double kfi_abs_f64(double x) { return fabs(x); }
+KFI_DEVICE float kfi_abs_lp(float x) { return fabsf(x); }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+KFI_DEVICE float kfi_max_f32(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+KFI_DEVICE float kfi_min_f32(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+#else
+KFI_DEVICE float kfi_max_f32(float a, float b) { return a > b || a != a ? a : b; }
+KFI_DEVICE float kfi_min_f32(float a, float b) { return a < b || a != a ? a : b; }
+#endif
+KFI_DEVICE double kfi_max_f64(double a, double b) { return a > b || a != a ? a : b; }
+KFI_DEVICE double kfi_min_f64(double a, double b) { return a < b || a != a ? a : b; }
+KFI_DEVICE float kfi_max_lp(float a, float b) { return kfi_max_f32(a, b); }
+KFI_DEVICE float kfi_min_lp(float a, float b) { return kfi_min_f32(a, b); }
+
+KFI_DEVICE float kfi_sqrt_f32(float x) { return __fsqrt_rn(x); }
+KFI_DEVICE double kfi_sqrt_f64(double x) { return sqrt(x); }
+KFI_DEVICE float kfi_sqrt_lp(float x) {
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+KFI_DEVICE float kfi_rsqrt_f32(float x) { return rsqrtf(x); }
+KFI_DEVICE double kfi_rsqrt_f64(double x) { return rsqrt(x); }
+KFI_DEVICE float kfi_rsqrt_lp(float x) { return rsqrtf(x); }
+
+KFI_DEVICE float kfi_div_f32(float a, float b) { return __fdiv_rn(a, b); }
+KFI_DEVICE double kfi_div_f64(double a, double b) { return a / b; }
+KFI_DEVICE float kfi_div_lp(float a, float b) {
+  // Powers of two keep the reciprocal normal; a * r can then neither overflow nor underflow early.
+  const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
+  return a * kfi_rcp_ftz(b * c) * c;
+}
+KFI_DEVICE float kfi_rcp_f32(float b) { return kfi_rcp_ftz(b); }
+KFI_DEVICE double kfi_rcp_f64(double b) { return 1.0 / b; }
+KFI_DEVICE float kfi_rcp_lp(float b) { return kfi_rcp_ftz(b); }
+
+KFI_DEVICE float kfi_exp_f32(float x) { return expf(x); }
+KFI_DEVICE double kfi_exp_f64(double x) { return exp(x); }
+KFI_DEVICE float kfi_exp_lp(float x) {
+  const float s = kfi_ex2_ftz(x * 0.72134752f);  // log2(e) / 2: the square makes the subnormal results
+  return s * s;
+}
+
+KFI_DEVICE float kfi_expm1_f32(float x) {
+  // x = n ln 2 + f, expm1(x) = 2^n expm1(f) + 2^n - 1 at half size, since n reaches 128.
+  const float c = fminf(fmaxf(x, -32.0f), 89.0f);          // -1 and inf from here on
+  const float m = __fmaf_rn(c, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: rounds to n, exponent of 2^(n-1)
+  const float n = m - 12583038.0f;
+  const float f = __fmaf_rn(n, 1.90465430e-9f, __fmaf_rn(n, -0.693147182f, c));  // ln 2 in two parts
+  const float s = __int_as_float(__float_as_int(m) << 23), g = f * f;
+  float p = __fmaf_rn(0.00138824957f, f, 0.00836663414f);
+  p = __fmaf_rn(p, f, 0.0416672044f);
+  p = __fmaf_rn(p, f, 0.166665435f);
+  p = __fmaf_rn(__fmaf_rn(p, f, 0.49999997f), g, f);
+  const float y = __fmaf_rn(p, s, s - 0.5f) * 2.0f;
+  return fabsf(x) > 0x1p-25f ? y : x;  // also -0, subnormals and NaN
+}
+KFI_DEVICE double kfi_expm1_f64(double x) { return expm1(x); }
+KFI_DEVICE float kfi_expm1_lp(float x) {
+  const float e = kfi_ex2_ftz(x * 1.44269504f) - 1.0f;
+  return fabsf(x) > 0.01f ? e : x * __fmaf_rn(x, 0.5f, 1.0f);  // either side is 2e-5 off there
+}
+
+KFI_DEVICE float kfi_log_f32(float x) { return logf(x); }
+KFI_DEVICE double kfi_log_f64(double x) { return log(x); }
+KFI_DEVICE float kfi_log_lp(float x) {
+  float l;  // absolute error 2^-22 around 1, hence the series, 7e-6 off at its end
+  asm("lg2.approx.f32 %0, %1;" : "=f"(l) : "f"(x));
+  const float f = x - 1.0f, p = f * __fmaf_rn(f, __fmaf_rn(f, 0.333333333f, -0.5f), 1.0f);
+  return fabsf(f) > 0.03f ? l * 0.693147182f : p;
+}
+KFI_DEVICE float kfi_log1p_f32(float x) { return log1pf(x); }
+KFI_DEVICE double kfi_log1p_f64(double x) { return log1p(x); }
+KFI_DEVICE float kfi_log1p_lp(float x) {
+  float l;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(x + 1.0f));
+  const float p = x * __fmaf_rn(x, __fmaf_rn(x, 0.333333333f, -0.5f), 1.0f);
+  return fabsf(x) > 0.03f ? l * 0.693147182f : p;
+}
+// log1p01: 0 <= t <= 1 only, as in softplus.
+KFI_DEVICE float kfi_log1p01_f32(float t) {
+  float p = __fmaf_rn(-0.00331849721f, t, 0.0202046912f);
+  p = __fmaf_rn(p, t, -0.0576646365f);
+  p = __fmaf_rn(p, t, 0.106805742f);
+  p = __fmaf_rn(p, t, -0.153554067f);
+  p = __fmaf_rn(p, t, 0.196954042f);
+  p = __fmaf_rn(p, t, -0.249585882f);
+  p = __fmaf_rn(p, t, 0.33330512f);
+  p = __fmaf_rn(p, t, -0.499999315f);
+  return __fmaf_rn(p, t * t, t);
+}
+KFI_DEVICE double kfi_log1p01_f64(double t) { return log1p(t); }
+KFI_DEVICE float kfi_log1p01_lp(float t) {
+  float p = __fmaf_rn(0.0141410157f, t, -0.0664017275f);
+  p = __fmaf_rn(p, t, 0.14922373f);
+  p = __fmaf_rn(p, t, -0.235038474f);
+  p = __fmaf_rn(p, t, 0.331094444f);
+  p = __fmaf_rn(p, t, -0.499869645f);
+  return __fmaf_rn(p, t, 0.999998748f) * t;
+}
+
+KFI_DEVICE float kfi_tanh_f32(float x) { return tanhf(x); }
+KFI_DEVICE double kfi_tanh_f64(double x) { return tanh(x); }
+KFI_DEVICE float kfi_tanh_lp(float x) {
+  const float e = kfi_ex2_ftz(x * 2.88539008f);  // 2 log2(e)
+  const float t = __fmaf_rn(kfi_rcp_ftz(e + 1.0f), -2.0f, 1.0f);
+  return fabsf(x) > 0.01f ? t : x;  // t is 3e-7 off, tanh(x) = x - x^3 / 3
+}
+
+KFI_DEVICE float kfi_sigmoid_f32(float x) {
+  // exp(-x) as CUDA's expf: a saturated product bounds the exponent n (here -102..150) and ex2 takes the rest.
+  // 2^-24 on both sides of the fraction keeps the reciprocal normal; the last product makes the subnormals.
+  const float j = __saturatef(__fmaf_rn(x, -0.00572498020f, 0.404761905f));  // -log2(e) / 252, 102 / 252
+  const float m = __fmaf_rn(j, 252.0f, 12582913.0f);  // 1.5 * 2^23 + 1: n + 103, the exponent of 2^(n-24)
+  const float n = m - 12583015.0f;
+  const float f = __fmaf_rn(x, -1.92596303e-8f, __fmaf_rn(x, -1.44269502f, -n));  // log2(e) in two parts
+  const float s = __int_as_float(__float_as_int(m) << 23);
+  return 0x1p-24f * kfi_rcp_ftz(__fmaf_rn(kfi_ex2_ftz(f), s, 0x1p-24f));
+}
+KFI_DEVICE double kfi_sigmoid_f64(double x) {
+  const double e = exp(-fabs(x));
+  return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+KFI_DEVICE float kfi_sigmoid_lp(float x) {
+  const float e = kfi_ex2_ftz(__fmaf_rn(x, -1.44269504f, -10.0f));
+  return 0x1p-10f * kfi_rcp_ftz(e + 0x1p-10f);
+}
+
+KFI_DEVICE float kfi_erf_f32(float x) { return erff(x); }
+KFI_DEVICE double kfi_erf_f64(double x) { return erf(x); }
+KFI_DEVICE float kfi_erf_lp(float x) {
+  const float a = fabsf(x);
+  float p = __fmaf_rn(-0.00299609f, a, 0.02979724f);  // erf(a) = 1 - 2^(a p(a))
+  p = __fmaf_rn(p, a, -0.148936942f);
+  p = __fmaf_rn(p, a, -0.918376498f);
+  p = __fmaf_rn(p, a, -1.62790821f);
+  const float y = copysignf(1.0f - kfi_ex2_ftz(p * a), x);
+  return a > 0.01f ? y : x * 1.12837917f;  // 2 / sqrt(pi)
+}
+
+// The normal distribution: Phi(-a) = exp(-a*a/2) P(t), t = 1 / (a + shift), and Phi(x) = 1 - Phi(-x). The
+// exponential is scaled, by 2^24 (f32) or 2^12 (lp), and P scaled back, so that no factor is subnormal.
+// 2^24 exp(-x*x/2) = result * s, with a = kfi_tail_f32(x): what a*a lacks of x*x goes into ex2 alone.
+KFI_DEVICE float kfi_tail_f32(float x) { return fminf(fabsf(x), 14.3f); }  // Phi is below 2^-150 from here on
+KFI_DEVICE float kfi_gauss_f32(float x, float a, float *s) {
+  const float h = a * a, l = __fmaf_rn(x, x, -h);
+  const float m = __fmaf_rn(h, -0.721347511f, 12583063.0f);  // log2(e) / 2; 1.5 * 2^23 + 127 + 24: an exponent
+  float f = __fmaf_rn(h, -0.721347511f, 12583063.0f - m);
+  f = __fmaf_rn(h, -9.62981516e-9f, f);  // the rest of log2(e) / 2
+  f = __fmaf_rn(l, -0.721347511f, f);
+  *s = __int_as_float(__float_as_int(m) << 23);
+  return kfi_ex2_ftz(f);
+}
+KFI_DEVICE float kfi_mills_f32(float a) {
+  const float r = kfi_rcp_ftz(a + 3.0f);  // a Newton step against the exact a + 3: P amplifies errors in t
+  const float t = __fmaf_rn(__fmaf_rn(-r, a, __fmaf_rn(r, -3.0f, 1.0f)), r, r);
+  float p = __fmaf_rn(0x1p-24f * -536.758179f, t, 0x1p-24f * 998.491394f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -699.635437f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 202.49556f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -23.6429768f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 11.4098263f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 2.86350012f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 1.21284068f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.398496658f);
+  return __fmaf_rn(p, t, 0x1p-24f * 5.37811593e-06f);
+}
+KFI_DEVICE float kfi_normpdf_f32(float x) {
+  float s;
+  const float e = kfi_gauss_f32(x, kfi_tail_f32(x), &s);
+  return e * (0x1p-24f * 0.398942280f) * s;  // 1 / sqrt(2 pi)
+}
+KFI_DEVICE float kfi_normcdf_f32(float x) {
+  float s;
+  const float a = kfi_tail_f32(x), w = kfi_gauss_f32(x, a, &s) * kfi_mills_f32(a);
+  return x > 0.0f ? __fmaf_rn(-w, s, 1.0f) : w * s;
+}
+KFI_DEVICE float kfi_gelu_f32(float x) {
+  float s;
+  const float a = kfi_tail_f32(x), w = kfi_gauss_f32(x, a, &s) * kfi_mills_f32(a);
+  return __fmaf_rn(x, x >= 0.0f ? 1.0f : 0.0f, -(a * w * s));  // |x| Phi(-|x|) last: no subnormal Phi, no inf * 0
+}
+KFI_DEVICE float kfi_gelu_bwd_f32(float x) {
+  // gelu'(-a) = Phi(-a) - a phi(a), gelu'(a) = 1 - gelu'(-a). The true |x|: NaN at both infinities, as 0 * inf is.
+  float s;
+  const float a = fabsf(x), e = kfi_gauss_f32(x, kfi_tail_f32(x), &s);
+  const float w = e * __fmaf_rn(a, 0x1p-24f * -0.398942280f, kfi_mills_f32(a));
+  return x > 0.0f ? __fmaf_rn(-w, s, 1.0f) : w * s;
+}
+
+KFI_DEVICE double kfi_normpdf_f64(double x) { return 0.39894228040143268 * exp(-0.5 * x * x); }
+KFI_DEVICE double kfi_normcdf_f64(double x) { return normcdf(x); }
+KFI_DEVICE double kfi_gelu_f64(double x) { return x * normcdf(x); }
+KFI_DEVICE double kfi_gelu_bwd_f64(double x) { return fma(x, kfi_normpdf_f64(x), normcdf(x)); }
+
+KFI_DEVICE float kfi_gauss_lp(float x) { return kfi_ex2_ftz(__fmaf_rn(x * x, -0.721347520f, 12.0f)); }
+KFI_DEVICE float kfi_normpdf_lp(float x) { return kfi_gauss_lp(x) * (0x1p-12f * 0.398942280f); }
+KFI_DEVICE float kfi_normcdf_lp(float x) {
+  const float t = kfi_rcp_ftz(fabsf(x) + 3.0f);
+  float p = __fmaf_rn(0x1p-12f * -27.1989841f, t, 0x1p-12f * 30.2940636f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -2.58669114f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 1.93734503f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.352023005f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.00113088603f);
+  const float q = kfi_gauss_lp(x) * p;
+  return x > 0.0f ? 1.0f - q : q;
+}
+KFI_DEVICE float kfi_gelu_lp(float x) {
+  const float t = kfi_rcp_ftz(fabsf(x) + 2.15f), e = kfi_gauss_lp(x);
+  float p = __fmaf_rn(0x1p-12f * -2.68712854f, t, 0x1p-12f * 2.98465967f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.60991466f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.41695717f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -0.000472562766f);
+  // Phi = (x >= 0) - sign(x) e p: right at both zeros, where -0 takes 1 + 1/2.
+  const float u = __int_as_float((~__float_as_int(x) & (int)0x80000000) | __float_as_int(e));
+  return x * __fmaf_rn(u, p, x >= 0.0f ? 1.0f : 0.0f);
+}
+KFI_DEVICE float kfi_gelu_bwd_lp(float x) {
+  const float m = x * 0.849321800f, a = fabsf(m), t = kfi_rcp_ftz(a + 2.7f);  // sqrt(log2(e) / 2): one
+  const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 12.0f));                      // product serves twice
+  float p = __fmaf_rn(0x1p-12f * -19.235918f, t, 0x1p-12f * 28.6731949f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -6.51399374f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 2.58403921f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.173598215f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.00670769345f);
+  // 0.4697... = 1 / sqrt(2 pi) / 0.8493...: gelu'(-a) = Phi(-a) - a phi(a), gelu'(a) = 1 - gelu'(-a)
+  const float g = e * __fmaf_rn(a, 0x1p-12f * -0.469718639f, p);
+  return x > 0.0f ? 1.0f - g : g;
+}
+
+KFI_DEVICE float kfi_sin_f32(float x) { return sinf(x); }
+KFI_DEVICE double kfi_sin_f64(double x) { return sin(x); }
+KFI_DEVICE float kfi_sin_lp(float x) { return sinf(x); }
+KFI_DEVICE float kfi_cos_f32(float x) { return cosf(x); }
+KFI_DEVICE double kfi_cos_f64(double x) { return cos(x); }
+KFI_DEVICE float kfi_cos_lp(float x) { return cosf(x); }
+
+#endif  // KF_CORE_MATH_CUH

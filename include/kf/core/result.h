@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/result.h: result codes and the text of the last error. */
+#ifndef KF_CORE_RESULT_H
+#define KF_CORE_RESULT_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kf/core/config.h"
+
+/* ABI: the numbers never change. */
+typedef enum kf_result_t {
+    KF_SUCCESS = 0,
+    KF_ERROR_NULL_POINTER = 1,
+    KF_ERROR_INVALID_SIZE = 2,
+    KF_ERROR_INVALID_VALUE = 3,
+    KF_ERROR_OVERLAP = 4,
+    KF_ERROR_WORKSPACE = 5,
+    KF_ERROR_UNSUPPORTED = 6,
+    KF_ERROR_NO_KERNEL_IMAGE = 7,
+    KF_ERROR_CUDA = 8,
+    KF_ERROR_OUT_OF_MEMORY = 9
+} kf_result_t;
+
+#ifdef __cplusplus
+#define KFI_HOST KF_FN
+#else
+#define KFI_HOST static inline
+#endif
+#if defined(__GNUC__)
+#define KFI_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define KFI_PRINTF(text, first)
+#endif
+
+/* One per program and thread, in C and C++ alike: a weak symbol of one name. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+__attribute__((weak)) __thread char kfi_error_detail[256];
+#elif defined(__cplusplus)
+inline thread_local char kfi_error_detail[256];
+#else
+static _Thread_local char kfi_error_detail[256];
+#endif
+#ifdef __cplusplus
+}
+#endif
+
+KFI_HOST const char *kf_get_error_string(kf_result_t result)
+{
+    switch (result) {
+    case KF_SUCCESS: return "success";
+    case KF_ERROR_NULL_POINTER: return "a required pointer is NULL";
+    case KF_ERROR_INVALID_SIZE: return "a size is negative or the tensor does not fit in the address space";
+    case KF_ERROR_INVALID_VALUE: return "a scalar argument is outside its range";
+    case KF_ERROR_OVERLAP: return "tensors overlap in a way the function does not allow";
+    case KF_ERROR_WORKSPACE: return "the workspace is missing, too small or misaligned";
+    case KF_ERROR_UNSUPPORTED: return "not supported";
+    case KF_ERROR_NO_KERNEL_IMAGE: return "the program holds no kernel for this GPU; compile for its architecture";
+    case KF_ERROR_CUDA: return "a CUDA call failed";
+    case KF_ERROR_OUT_OF_MEMORY: return "out of memory";
+    }
+    return "unknown result code";
+}
+
+/* What exactly was wrong in this thread's last failed call: function, argument, what it got, what it expected. */
+KFI_HOST const char *kf_get_last_error_detail(void) { return kfi_error_detail; }
+
+/* The function a message speaks of: a pattern and the activation's word that goes into it. */
+typedef struct {
+    const char *pattern; /* "kf_bias_{act}_add_f16" */
+    const char *word;    /* "gelu", or "none", which takes its underscore with it */
+} kfi_name;
+
+#ifdef __cplusplus
+template <int = 0>
+#endif
+KFI_PRINTF(3, 4)
+static inline kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *format, ...)
+{
+    const char *hole = strstr(name->pattern, "{act}");
+    const int before = hole ? (int)(hole - name->pattern) : (int)strlen(name->pattern);
+    const char *after = hole ? hole + 5 : "";
+    const int none = hole && strcmp(name->word, "none") == 0;
+    const int used = snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.*s%s%s: ", before, name->pattern,
+                              !hole || none ? "" : name->word, after + (none && *after == '_'));
+    if (used > 0 && (size_t)used < sizeof kfi_error_detail) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(kfi_error_detail + used, sizeof kfi_error_detail - (size_t)used, format, arguments);
+        va_end(arguments);
+    }
+    return result;
+}
+
+#endif

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/vector.cuh: vector memory access, and conversion between storage and compute types.
+// A vector is an array of `vec` elements in registers; its bytes move in accesses of up to 16.
+#ifndef KF_CORE_VECTOR_CUH
+#define KF_CORE_VECTOR_CUH
+
+#include "kf/core/config.h"
+#include "kf/core/dtype.h"
+
+typedef int kf_i32;
+
+template <int tag>
+struct kfi_tag {};
+
+// Scalars travel by value: those of an activation here, at most four.
+struct kfi_scalars_f32 {
+    float v[4];
+};
+struct kfi_scalars_f64 {
+    double v[4];
+};
+
+KFI_DEVICE void kfi_move(kfi_tag<16>, void *d, const void *s) { *(uint4 *)d = *(const uint4 *)s; }
+KFI_DEVICE void kfi_move(kfi_tag<8>, void *d, const void *s) { *(uint2 *)d = *(const uint2 *)s; }
+KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s) { *(unsigned *)d = *(const unsigned *)s; }
+KFI_DEVICE void kfi_move(kfi_tag<2>, void *d, const void *s) { *(unsigned short *)d = *(const unsigned short *)s; }
+template <int bytes>
+KFI_DEVICE void kfi_copy(void *d, const void *s)
+{
+    constexpr int step = bytes < 16 ? bytes : 16;
+#pragma unroll
+    for (int i = 0; i < bytes; i += step) kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
+}
+
+// `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the tensor (full), or `left`
+// says how many elements the tensor still has from src on.
+template <int size, int vec, int unroll>
+KFI_DEVICE void kfi_load_flat(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
+{
+    if (full) {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) kfi_copy<size * vec>((char *)dst + u * (size * vec), (const char *)src + u * step * size);
+    } else {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+#pragma unroll
+            for (int e = 0; e < vec; ++e)
+                if (u * step + e < left) kfi_copy<size>((char *)dst + (u * vec + e) * size, (const char *)src + (u * step + e) * size);
+    }
+}
+template <int size, int vec, int unroll>
+KFI_DEVICE void kfi_store_flat(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
+{
+    if (full) {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) kfi_copy<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
+    } else {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+#pragma unroll
+            for (int e = 0; e < vec; ++e)
+                if (u * step + e < left) kfi_copy<size>((char *)dst + (u * step + e) * size, (const char *)src + (u * vec + e) * size);
+    }
+}
+// The same for whole vectors only: the first `valid` of `unroll`.
+template <int size, int vec, int unroll>
+KFI_DEVICE void kfi_load_rows(void *dst, const void *src, kf_i64 step, int valid)
+{
+#pragma unroll
+    for (int u = 0; u < unroll; ++u)
+        if (u < valid) kfi_copy<size * vec>((char *)dst + u * (size * vec), (const char *)src + u * step * size);
+}
+template <int size, int vec, int unroll>
+KFI_DEVICE void kfi_store_rows(void *dst, const void *src, kf_i64 step, int valid)
+{
+#pragma unroll
+    for (int u = 0; u < unroll; ++u)
+        if (u < valid) kfi_copy<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
+}
+
+// Storage to compute type, exactly.
+template <int vec>
+KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e];
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_f16(float *d, const kf_f16 *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = __half2float(s[e]);
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_bf16(float *d, const kf_bf16 *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = __bfloat162float(s[e]);
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_f64(double *d, const double *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e];
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_i32(kf_i32 *d, const kf_i32 *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e];
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e];
+}
+
+// Compute to storage type: one rounding, to nearest even; integers saturate and NaN becomes 0.
+KFI_DEVICE void kfi_cast(float *d, float s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_f16 *d, float s) { *d = __float2half_rn(s); }
+KFI_DEVICE void kfi_cast(kf_bf16 *d, float s) { *d = __float2bfloat16_rn(s); }
+KFI_DEVICE void kfi_cast(double *d, float s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_i32 *d, float s) { *d = __float2int_rz(s); }
+KFI_DEVICE void kfi_cast(kf_i64 *d, float s) { *d = s != s ? 0 : __float2ll_rz(s); }
+KFI_DEVICE void kfi_cast(float *d, double s) { *d = (float)s; }
+KFI_DEVICE void kfi_cast(kf_f16 *d, double s) { *d = __double2half(s); }
+KFI_DEVICE void kfi_cast(double *d, double s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_i32 *d, double s) { *d = s != s ? 0 : __double2int_rz(s); }
+KFI_DEVICE void kfi_cast(kf_i64 *d, double s) { *d = s != s ? 0 : __double2ll_rz(s); }
+// Two roundings give one where the first is to odd: it keeps what the second needs to know.
+KFI_DEVICE float kfi_odd(double s)
+{
+    const float z = __double2float_rz(s);
+    return (double)z == s || s != s ? z : __uint_as_float(__float_as_uint(z) | 1u);
+}
+KFI_DEVICE double kfi_odd(kf_i64 s)
+{
+    const double z = __ll2double_rz(s);
+    return __double2ll_rz(z) == s ? z : __longlong_as_double(__double_as_longlong(z) | 1);
+}
+KFI_DEVICE void kfi_cast(kf_bf16 *d, double s) { *d = __float2bfloat16_rn(kfi_odd(s)); }
+KFI_DEVICE void kfi_cast(float *d, kf_i32 s) { *d = (float)s; }
+KFI_DEVICE void kfi_cast(double *d, kf_i32 s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i32 s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_i64 *d, kf_i32 s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_f16 *d, kf_i32 s) { *d = __int2half_rn(s); }
+KFI_DEVICE void kfi_cast(kf_bf16 *d, kf_i32 s) { kfi_cast(d, (double)s); }
+KFI_DEVICE void kfi_cast(float *d, kf_i64 s) { *d = (float)s; }
+KFI_DEVICE void kfi_cast(double *d, kf_i64 s) { *d = (double)s; }
+KFI_DEVICE void kfi_cast(kf_i64 *d, kf_i64 s) { *d = s; }
+KFI_DEVICE void kfi_cast(kf_f16 *d, kf_i64 s) { *d = __ll2half_rn(s); }
+KFI_DEVICE void kfi_cast(kf_bf16 *d, kf_i64 s) { kfi_cast(d, kfi_odd(s)); }
+KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i64 s) { *d = (kf_i32)(s > 2147483647 ? 2147483647 : s < -2147483647 - 1 ? -2147483647 - 1 : s); }
+
+// Two floats at a time where the storage is 2 bytes: one instruction for both.
+template <int vec>
+KFI_DEVICE void kfi_pack_f16(kf_f16 *d, const float *s)
+{
+    if (vec == 1) kfi_cast(d, s[0]);
+#pragma unroll
+    for (int e = 0; e + 1 < vec; e += 2) *(__half2 *)(d + e) = __floats2half2_rn(s[e], s[e + 1]);
+}
+template <int vec>
+KFI_DEVICE void kfi_pack_bf16(kf_bf16 *d, const float *s)
+{
+    if (vec == 1) kfi_cast(d, s[0]);
+#pragma unroll
+    for (int e = 0; e + 1 < vec; e += 2) *(__nv_bfloat162 *)(d + e) = __floats2bfloat162_rn(s[e], s[e + 1]);
+}
+
+// Integers wrap: through unsigned, where that is defined.
+KFI_DEVICE kf_i32 kfi_add_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a + (unsigned)b); }
+KFI_DEVICE kf_i32 kfi_sub_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a - (unsigned)b); }
+KFI_DEVICE kf_i32 kfi_mul_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a * (unsigned)b); }
+KFI_DEVICE kf_i32 kfi_max_i32(kf_i32 a, kf_i32 b) { return a > b ? a : b; }
+KFI_DEVICE kf_i32 kfi_min_i32(kf_i32 a, kf_i32 b) { return a < b ? a : b; }
+KFI_DEVICE kf_i64 kfi_add_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a + (unsigned long long)b); }
+KFI_DEVICE kf_i64 kfi_sub_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a - (unsigned long long)b); }
+KFI_DEVICE kf_i64 kfi_mul_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a * (unsigned long long)b); }
+KFI_DEVICE kf_i64 kfi_max_i64(kf_i64 a, kf_i64 b) { return a > b ? a : b; }
+KFI_DEVICE kf_i64 kfi_min_i64(kf_i64 a, kf_i64 b) { return a < b ? a : b; }
+
+#endif
