@@ -2,8 +2,10 @@
 """The command line: render, list, check, explain, source."""
 
 import argparse
+import json
 import sys
 
+from kfgen import manifest
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
 
@@ -21,14 +23,38 @@ def build_parser():
     p = add("render", "write the headers", render)
     p.add_argument("--out", required=True, metavar="DIR", help="the include directory to write into")
     p.add_argument("--depfile", metavar="FILE", help="write a make dependency file")
-    for what in ("ops", "activations", "dtypes"):
-        p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...", help=f"only these {what}")
+    choose(p)
+    p = add("list", "list every public function", list_functions)
+    p.add_argument("--json", action="store_true", help="the whole manifest")
+    choose(p)
     return parser
 
 
+def choose(p):
+    for what in ("ops", "activations", "dtypes"):
+        p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...", help=f"only these {what}")
+
+
+def selected(args):
+    selection = Selection(specs.load(args.spec), args.ops, args.activations, args.dtypes)
+    for name, first, second in manifest.clashes(selection):
+        raise ValueError(f"{name}: composed both from op `{first}` and from op `{second}`; rename one of them")
+    return selection
+
+
+def list_functions(args):
+    found = manifest.build(selected(args))
+    if args.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+    else:
+        for f in found["functions"]:
+            print(f["signature"] + ";")
+    return 0
+
+
 def render(args):
-    spec = specs.load(args.spec)
-    selection = Selection(spec, args.ops, args.activations, args.dtypes)
+    selection = selected(args)
     renderer = Renderer(selection)
     files = renderer.render()
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)

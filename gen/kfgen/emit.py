@@ -65,6 +65,11 @@ def emit(graph, roots, target, env, fixed=()):
     return lines, [text[r][0] for r in roots]
 
 
+def reads(graph, roots, fixed=()):
+    """The nodes that emit() prints: what the generated code must have declared."""
+    return _needed(graph, roots, dict.fromkeys(fixed))
+
+
 def _needed(graph, roots, fixed):
     seen, stack = set(), list(roots)
     while stack:

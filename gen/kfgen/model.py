@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass, field
 
 from kfgen import names
-from kfgen.emit import Target, counts, emit
+from kfgen.emit import Target, counts, emit, reads
 from kfgen.expr import KEEP, KEEP_SCALE, Graph, gradient, substitute
 from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, op_graph
 
@@ -109,6 +109,19 @@ class Launcher:
         if k.dropout:
             found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "nullptr"]
         return found + ([scalars] if k.has_act else []) + [a.name for a in k.workspace_arguments]
+
+    @property
+    def scalar_values(self):
+        return self.kernel.scalars + list(self.act.scalars)
+
+    @property
+    def cpu_run_arguments(self):
+        k = self.kernel
+        found = [f"kfi_tile_{k.name}_{self.act.name}", f'"{self.act.name}"'] + ([str(int(bwd_reads_x(self.act)))] if k.asks_reads else [])
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if self.scalar_values else "NULL"]
+        if k.dropout:
+            found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "NULL"]
+        return ", ".join(found + [a.name for a in k.workspace_arguments])
 
     @property
     def run_arguments(self):
@@ -266,17 +279,54 @@ class Kernel:
         flavour = self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
         return Target("kfi_cpu_", self.flavour, True, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset(),
-                      act=lambda x: f"kfi_cpu_{act.name}_{flavour}({x}{extra})",
-                      act_bwd=lambda x, dy: f"kfi_cpu_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
+                      act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
+                      act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
 
     def cpu(self, act):
-        """(inputs read, row names, lines, texts) of the tile loop for one activation."""
+        """The tile loop for one activation."""
         target = self.cpu_target(act)
+        graph, roots, rows = self.graph, self.roots, dict((i, n) for n, i in self.rows)
+        if self.bwd and not bwd_reads_x(act):
+            # This gradient does not read its argument, so that argument must not be loaded: its pointer may be NULL.
+            graph = Graph()
+            scalars = {s: graph.var(s) for s in act.scalars}
+            copies = substitute(self.graph, graph, self.roots + list(rows), {}, act=(
+                lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
+            roots, rows = copies[:len(roots)], dict(zip(copies[len(roots):], rows.values()))
         keep = "keep[j]" if target.mask_type == "uint32_t" else "kfi_cpu_wide(keep[j])"
         env = {p: f"{p}_j" for s in self.loads for p in s.parts} | {KEEP: keep, KEEP_SCALE: "keep_scale"}
-        fixed = {node: f"{name}_j" for name, node in self.rows}
-        return self._emit(target, env, fixed)
+        lines, texts = emit(graph, roots, target, env, fixed={i: f"{n}_j" for i, n in rows.items()})
+        printed = reads(graph, roots, rows)
+        names_ = {rows[i] if i in rows else graph.nodes[i].value for i in printed if i in rows or graph.nodes[i].op == "var"}
+        if any(graph.nodes[i].op in ("act", "act_bwd") for i in printed):
+            names_ |= set(act.scalars)
+        scalars = [(s, i) for i, s in enumerate(self.scalars + list(act.scalars)) if s in names_]
+        return TileCode(lines, names_, scalars, list(zip([s for s in self.slots if s.role in ("store", "sum")], texts)))
 
+    @functools.cached_property
+    def slots(self):
+        """What the tile function finds behind its pointers, in order: loads, row values, results."""
+        index = {s.name: i for i, s in enumerate(self.inputs + self.outputs)}
+        found = [Slot("load", p, s.dtype, index[s.name], h, self) for s in self.loads for h, p in enumerate(s.parts)]
+        found += [Slot("row", s.name, s.dtype, index[s.name], 0, self) for s in self.row_loads]
+        found += [Slot("derived", n, DTYPE[self.dtype.compute], 0, 0, self) for n, i in self.rows if self.graph.nodes[i].op != "var"]
+        found += [Slot("sum" if s.role == "sum" else "store", p, self.dtype.acc if s.role == "sum" else s.dtype, index[s.name], h, self)
+                  for s in self.outputs for h, p in enumerate(s.parts)]
+        for i, slot in enumerate(found):
+            slot.index = i
+        if len(found) > MAX_SLOTS:
+            raise ValueError(f"op {self.op.pattern} has {len(found)} tensors per element, at most {MAX_SLOTS} are possible")
+        return found
+
+    @property
+    def derive_reads(self):
+        return self.graph.variables([i for n, i in self.rows if self.graph.nodes[i].op != "var"])
+
+    @property
+    def derive_scalars(self):
+        return [(s, i) for i, s in enumerate(self.scalars) if s in self.derive_reads]
+
+    @functools.cached_property
     def cpu_rows(self):
         target = self.cpu_target(self.acts[0])
         derived = [(n, i) for n, i in self.rows if self.graph.nodes[i].op != "var"]
@@ -383,6 +433,23 @@ class Kernel:
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments] + ["cudaStream_t stream"])
 
     @property
+    def asks_reads(self):
+        """Whether some input is read by the gradients of some activations only."""
+        return any(s.reads == "act" for s in self.inputs)
+
+    @property
+    def cpu_operand_rows(self):
+        return [r.replace("kfi_act_bwd_reads(kfi_tag<act>())", "reads") for r in self.operand_rows]
+
+    @property
+    def cpu_run_parameters(self):
+        found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.asks_reads else [])
+        found += [f"{a.ctype}{a.name}" for a in self.tensor_arguments] + [f"int64_t {s}" for s in self.sizes] + ["const void *scalars"]
+        if self.dropout:
+            found += [f"{self.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
+        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
+
+    @property
     def size_parameters(self):
         return ", ".join(f"int64_t {s}" for s in self.sizes)
 
@@ -457,6 +524,54 @@ def kernels(op, dtypes=DTYPES):
             if kernel.acts:
                 found.append(kernel)
     return found
+
+
+@dataclass
+class TileCode:
+    lines: list
+    reads: set  # the names of the slots that are read
+    scalars: list  # (name, index) of those that are read
+    results: list  # (slot, text)
+
+
+MAX_SLOTS = 16  # KFI_SLOTS
+SLOT_KINDS = {"load": "KFI_SLOT_LOAD", "store": "KFI_SLOT_STORE", "row": "KFI_SLOT_ROW", "derived": "KFI_SLOT_DERIVED", "sum": "KFI_SLOT_SUM"}
+
+
+@dataclass
+class Slot:
+    """One pointer of a CPU tile function."""
+
+    role: str
+    name: str
+    dtype: Dtype
+    operand: int
+    half: int
+    kernel: Kernel
+    index: int = 0
+
+    @property
+    def ctype(self):
+        return self.dtype.ctype
+
+    @property
+    def compute_ctype(self):
+        return {"kf_i32": "int32_t", "kf_i64": "int64_t"}.get(self.dtype.compute_ctype, self.dtype.compute_ctype)
+
+    @property
+    def load(self):
+        return f"kfi_cpu_load_{self.dtype.word}({self.name}[j])" if self.dtype.size == 2 else f"{self.name}[j]"
+
+    def store(self, text):
+        if self.role == "sum":
+            return f"{self.name}[j] += {text}"
+        if self.dtype.word == self.kernel.dtype.compute:
+            return f"{self.name}[j] = {text}"
+        return f"{self.name}[j] = kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
+
+    @property
+    def row(self):
+        return f"{{{SLOT_KINDS[self.role]}, {self.operand}, {self.half}, {self.dtype.size}}}"
 
 
 @dataclass

@@ -34,6 +34,13 @@
 #endif
 #endif
 
+/* Host functions of the headers: costs nothing where it is not called, and nobody is warned. */
+#if defined(__GNUC__)
+#define KFI_HOST static inline __attribute__((unused))
+#else
+#define KFI_HOST static inline
+#endif
+
 /* A function that is compiled only where it is called: nvcc emits every other kernel, and warns about every other
    unused static function. */
 #define KF_FN template <int = 0> static inline

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Math words of generated device code: kfi_<word>_f32 (a few ulp), kfi_<word>_f64 (CUDA's own), and
-// kfi_<word>_lp: float in and out, good to 1/4 ulp of the f16 or bf16 that the result is rounded to.
+// Math words of generated device code: kfi_<word>_f32 (a few ulp), kfi_<word>_f64 (CUDA's own) and
+// kfi_<word>_lp: float in and out, good to 1/4 ulp of the f16 or bf16 that the result becomes.
+// Fused operations are explicit: -fmad=false changes nothing. NaN and infinities are as in float64.
 #ifndef KF_CORE_MATH_CUH
 #define KF_CORE_MATH_CUH
 
@@ -8,7 +9,7 @@
 #define KFI_DEVICE static __device__ __forceinline__
 #endif
 
-// One MUFU each, without the range code of the non-ftz forms: callers keep operands and results normal.
+// One MUFU each, without the range code of the non-ftz forms: callers keep both ends normal.
 KFI_DEVICE float kfi_ex2_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -58,9 +59,10 @@ KFI_DEVICE float kfi_rsqrt_lp(float x) { return rsqrtf(x); }
 KFI_DEVICE float kfi_div_f32(float a, float b) { return __fdiv_rn(a, b); }
 KFI_DEVICE double kfi_div_f64(double a, double b) { return a / b; }
 KFI_DEVICE float kfi_div_lp(float a, float b) {
-  // Powers of two keep the reciprocal normal; a * r can then neither overflow nor underflow early.
+  // A power of two keeps the reciprocal normal. It goes to a first: scaled down, a loses
+  // digits only where the quotient is subnormal; scaled up, it overflows only where the quotient does.
   const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
-  return a * kfi_rcp_ftz(b * c) * c;
+  return a * c * kfi_rcp_ftz(b * c);
 }
 KFI_DEVICE float kfi_rcp_f32(float b) { return kfi_rcp_ftz(b); }
 KFI_DEVICE double kfi_rcp_f64(double b) { return 1.0 / b; }
@@ -69,20 +71,21 @@ KFI_DEVICE float kfi_rcp_lp(float b) { return kfi_rcp_ftz(b); }
 KFI_DEVICE float kfi_exp_f32(float x) { return expf(x); }
 KFI_DEVICE double kfi_exp_f64(double x) { return exp(x); }
 KFI_DEVICE float kfi_exp_lp(float x) {
-  const float s = kfi_ex2_ftz(x * 0.72134752f);  // log2(e) / 2: the square makes the subnormal results
+  const float s = kfi_ex2_ftz(x * 0.72134752f);  // log2(e) / 2: the square makes subnormals
   return s * s;
 }
 
 KFI_DEVICE float kfi_expm1_f32(float x) {
-  // x = n ln 2 + f, expm1(x) = 2^n expm1(f) + 2^n - 1 at half size, since n reaches 128.
+  // x = n ln 2 + f, expm1(x) = 2^n expm1(f) + 2^n - 1, all halved since n reaches 128.
   const float c = fminf(fmaxf(x, -32.0f), 89.0f);          // -1 and inf from here on
-  const float m = __fmaf_rn(c, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: rounds to n, exponent of 2^(n-1)
+  const float m = __fmaf_rn(c, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: exponent of 2^(n-1)
   const float n = m - 12583038.0f;
-  const float f = __fmaf_rn(n, 1.90465430e-9f, __fmaf_rn(n, -0.693147182f, c));  // ln 2 in two parts
+  const float h = __fmaf_rn(n, -0.693147182f, c);
+  const float f = __fmaf_rn(n, 1.90465430e-9f, h);  // ln 2 in two parts
   const float s = __int_as_float(__float_as_int(m) << 23), g = f * f;
-  float p = __fmaf_rn(0.00138824957f, f, 0.00836663414f);
-  p = __fmaf_rn(p, f, 0.0416672044f);
-  p = __fmaf_rn(p, f, 0.166665435f);
+  float p = __fmaf_rn(0.00138704397f, f, 0.00836628862f);
+  p = __fmaf_rn(p, f, 0.041667439f);
+  p = __fmaf_rn(p, f, 0.166665465f);
   p = __fmaf_rn(__fmaf_rn(p, f, 0.49999997f), g, f);
   const float y = __fmaf_rn(p, s, s - 0.5f) * 2.0f;
   return fabsf(x) > 0x1p-25f ? y : x;  // also -0, subnormals and NaN
@@ -111,23 +114,23 @@ KFI_DEVICE float kfi_log1p_lp(float x) {
 }
 // log1p01: 0 <= t <= 1 only, as in softplus.
 KFI_DEVICE float kfi_log1p01_f32(float t) {
-  float p = __fmaf_rn(-0.00331849721f, t, 0.0202046912f);
-  p = __fmaf_rn(p, t, -0.0576646365f);
-  p = __fmaf_rn(p, t, 0.106805742f);
-  p = __fmaf_rn(p, t, -0.153554067f);
-  p = __fmaf_rn(p, t, 0.196954042f);
-  p = __fmaf_rn(p, t, -0.249585882f);
-  p = __fmaf_rn(p, t, 0.33330512f);
+  float p = __fmaf_rn(-0.00329053029f, t, 0.0200864226f);
+  p = __fmaf_rn(p, t, -0.0574574247f);
+  p = __fmaf_rn(p, t, 0.106611371f);
+  p = __fmaf_rn(p, t, -0.15344882f);
+  p = __fmaf_rn(p, t, 0.196921021f);
+  p = __fmaf_rn(p, t, -0.24958019f);
+  p = __fmaf_rn(p, t, 0.333304644f);
   p = __fmaf_rn(p, t, -0.499999315f);
   return __fmaf_rn(p, t * t, t);
 }
 KFI_DEVICE double kfi_log1p01_f64(double t) { return log1p(t); }
 KFI_DEVICE float kfi_log1p01_lp(float t) {
-  float p = __fmaf_rn(0.0141410157f, t, -0.0664017275f);
-  p = __fmaf_rn(p, t, 0.14922373f);
-  p = __fmaf_rn(p, t, -0.235038474f);
-  p = __fmaf_rn(p, t, 0.331094444f);
-  p = __fmaf_rn(p, t, -0.499869645f);
+  float p = __fmaf_rn(0.0141462237f, t, -0.0664187074f);
+  p = __fmaf_rn(p, t, 0.149245024f);
+  p = __fmaf_rn(p, t, -0.235051304f);
+  p = __fmaf_rn(p, t, 0.331098199f);
+  p = __fmaf_rn(p, t, -0.499870121f);
   return __fmaf_rn(p, t, 0.999998748f) * t;
 }
 
@@ -140,14 +143,17 @@ KFI_DEVICE float kfi_tanh_lp(float x) {
 }
 
 KFI_DEVICE float kfi_sigmoid_f32(float x) {
-  // exp(-x) as CUDA's expf: a saturated product bounds the exponent n (here -102..150) and ex2 takes the rest.
-  // 2^-24 on both sides of the fraction keeps the reciprocal normal; the last product makes the subnormals.
-  const float j = __saturatef(__fmaf_rn(x, -0.00572498020f, 0.404761905f));  // -log2(e) / 252, 102 / 252
-  const float m = __fmaf_rn(j, 252.0f, 12582913.0f);  // 1.5 * 2^23 + 1: n + 103, the exponent of 2^(n-24)
-  const float n = m - 12583015.0f;
-  const float f = __fmaf_rn(x, -1.92596303e-8f, __fmaf_rn(x, -1.44269502f, -n));  // log2(e) in two parts
-  const float s = __int_as_float(__float_as_int(m) << 23);
-  return 0x1p-24f * kfi_rcp_ftz(__fmaf_rn(kfi_ex2_ftz(f), s, 0x1p-24f));
+  // exp(-x) as in CUDA's expf: a saturated product bounds the exponent n (here -102..150) and ex2
+  // takes the rest. 2^-24 on both sides keeps the reciprocal normal; the last product is subnormal.
+  const float c = kfi_max_f32(x, -105.0f);  // 0 from here on, and d finite
+  // -log2(e) / 252 and 102 / 252; 1.5 * 2^23 + 1, which leaves n + 103, the exponent of 2^(n-24)
+  const float j = __saturatef(__fmaf_rn(c, -0.00572498032f, 0.404761905f));
+  const float m = __fmaf_rn(j, 252.0f, 12582913.0f);
+  const float h = __fmaf_rn(c, -1.44269502f, 12583015.0f - m);  // log2(e) in two parts
+  const float f = __fmaf_rn(c, -1.92596299e-8f, h);
+  const float d = __fmaf_rn(kfi_ex2_ftz(f), __int_as_float(__float_as_int(m) << 23), 0x1p-24f);
+  const float r = kfi_rcp_ftz(d);
+  return 0x1p-24f * __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
 KFI_DEVICE double kfi_sigmoid_f64(double x) {
   const double e = exp(-fabs(x));
@@ -162,21 +168,22 @@ KFI_DEVICE float kfi_erf_f32(float x) { return erff(x); }
 KFI_DEVICE double kfi_erf_f64(double x) { return erf(x); }
 KFI_DEVICE float kfi_erf_lp(float x) {
   const float a = fabsf(x);
-  float p = __fmaf_rn(-0.00299609f, a, 0.02979724f);  // erf(a) = 1 - 2^(a p(a))
-  p = __fmaf_rn(p, a, -0.148936942f);
-  p = __fmaf_rn(p, a, -0.918376498f);
-  p = __fmaf_rn(p, a, -1.62790821f);
+  float p = __fmaf_rn(-0.00299608195f, a, 0.0297972728f);  // erf(a) = 1 - 2^(a p(a))
+  p = __fmaf_rn(p, a, -0.148937061f);
+  p = __fmaf_rn(p, a, -0.918376386f);
+  p = __fmaf_rn(p, a, -1.62790823f);
   const float y = copysignf(1.0f - kfi_ex2_ftz(p * a), x);
   return a > 0.01f ? y : x * 1.12837917f;  // 2 / sqrt(pi)
 }
 
-// The normal distribution: Phi(-a) = exp(-a*a/2) P(t), t = 1 / (a + shift), and Phi(x) = 1 - Phi(-x). The
-// exponential is scaled, by 2^24 (f32) or 2^12 (lp), and P scaled back, so that no factor is subnormal.
-// 2^24 exp(-x*x/2) = result * s, with a = kfi_tail_f32(x): what a*a lacks of x*x goes into ex2 alone.
-KFI_DEVICE float kfi_tail_f32(float x) { return fminf(fabsf(x), 14.3f); }  // Phi is below 2^-150 from here on
+// The normal distribution: Phi(-a) = exp(-a*a/2) P(t), t = 1 / (a + shift), Phi(x) = 1 - Phi(-x).
+// The exponential is scaled, by 2^24 (f32) or 2^12 (lp), and P scaled back: no factor is subnormal.
+// Polynomials of this file: gen/fit/fit_words.py.
+KFI_DEVICE float kfi_tail_f32(float x) { return fminf(fabsf(x), 14.3f); }  // Phi(-14.3) < 2^-150
+// 2^24 exp(-x*x/2) = result * s, a = kfi_tail_f32(x): what a*a lacks of x*x goes into ex2 alone.
 KFI_DEVICE float kfi_gauss_f32(float x, float a, float *s) {
   const float h = a * a, l = __fmaf_rn(x, x, -h);
-  const float m = __fmaf_rn(h, -0.721347511f, 12583063.0f);  // log2(e) / 2; 1.5 * 2^23 + 127 + 24: an exponent
+  const float m = __fmaf_rn(h, -0.721347511f, 12583063.0f);  // log2(e) / 2; 1.5 * 2^23 + 127 + 24
   float f = __fmaf_rn(h, -0.721347511f, 12583063.0f - m);
   f = __fmaf_rn(h, -9.62981516e-9f, f);  // the rest of log2(e) / 2
   f = __fmaf_rn(l, -0.721347511f, f);
@@ -184,17 +191,18 @@ KFI_DEVICE float kfi_gauss_f32(float x, float a, float *s) {
   return kfi_ex2_ftz(f);
 }
 KFI_DEVICE float kfi_mills_f32(float a) {
-  const float r = kfi_rcp_ftz(a + 3.0f);  // a Newton step against the exact a + 3: P amplifies errors in t
+  // P amplifies errors in t: a Newton step, against the exact a + 3.
+  const float r = kfi_rcp_ftz(a + 3.0f);
   const float t = __fmaf_rn(__fmaf_rn(-r, a, __fmaf_rn(r, -3.0f, 1.0f)), r, r);
-  float p = __fmaf_rn(0x1p-24f * -536.758179f, t, 0x1p-24f * 998.491394f);
-  p = __fmaf_rn(p, t, 0x1p-24f * -699.635437f);
-  p = __fmaf_rn(p, t, 0x1p-24f * 202.49556f);
-  p = __fmaf_rn(p, t, 0x1p-24f * -23.6429768f);
-  p = __fmaf_rn(p, t, 0x1p-24f * 11.4098263f);
-  p = __fmaf_rn(p, t, 0x1p-24f * 2.86350012f);
-  p = __fmaf_rn(p, t, 0x1p-24f * 1.21284068f);
-  p = __fmaf_rn(p, t, 0x1p-24f * 0.398496658f);
-  return __fmaf_rn(p, t, 0x1p-24f * 5.37811593e-06f);
+  float p = __fmaf_rn(0x1p-24f * -536.791809f, t, 0x1p-24f * 998.539124f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -699.664062f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 202.505005f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -23.6448574f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 11.410058f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 2.86348271f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 1.21284139f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.398496628f);
+  return __fmaf_rn(p, t, 0x1p-24f * 5.37821597e-06f);
 }
 KFI_DEVICE float kfi_normpdf_f32(float x) {
   float s;
@@ -209,10 +217,11 @@ KFI_DEVICE float kfi_normcdf_f32(float x) {
 KFI_DEVICE float kfi_gelu_f32(float x) {
   float s;
   const float a = kfi_tail_f32(x), w = kfi_gauss_f32(x, a, &s) * kfi_mills_f32(a);
-  return __fmaf_rn(x, x >= 0.0f ? 1.0f : 0.0f, -(a * w * s));  // |x| Phi(-|x|) last: no subnormal Phi, no inf * 0
+  // a * s first: with s last a tiny x, with a last the tail would lose digits. 0 * -inf is NaN.
+  return __fmaf_rn(x, x >= 0.0f ? 1.0f : 0.0f, -(a * s * w));
 }
 KFI_DEVICE float kfi_gelu_bwd_f32(float x) {
-  // gelu'(-a) = Phi(-a) - a phi(a), gelu'(a) = 1 - gelu'(-a). The true |x|: NaN at both infinities, as 0 * inf is.
+  // gelu'(-a) = Phi(-a) - a phi(a), gelu'(a) = 1 - gelu'(-a); NaN at both infinities by 0 * inf.
   float s;
   const float a = fabsf(x), e = kfi_gauss_f32(x, kfi_tail_f32(x), &s);
   const float w = e * __fmaf_rn(a, 0x1p-24f * -0.398942280f, kfi_mills_f32(a));
@@ -224,37 +233,41 @@ KFI_DEVICE double kfi_normcdf_f64(double x) { return normcdf(x); }
 KFI_DEVICE double kfi_gelu_f64(double x) { return x * normcdf(x); }
 KFI_DEVICE double kfi_gelu_bwd_f64(double x) { return fma(x, kfi_normpdf_f64(x), normcdf(x)); }
 
-KFI_DEVICE float kfi_gauss_lp(float x) { return kfi_ex2_ftz(__fmaf_rn(x * x, -0.721347520f, 12.0f)); }
+KFI_DEVICE float kfi_gauss_lp(float x) {
+  return kfi_ex2_ftz(__fmaf_rn(x * x, -0.721347520f, 12.0f));
+}
 KFI_DEVICE float kfi_normpdf_lp(float x) { return kfi_gauss_lp(x) * (0x1p-12f * 0.398942280f); }
 KFI_DEVICE float kfi_normcdf_lp(float x) {
-  const float t = kfi_rcp_ftz(fabsf(x) + 3.0f);
-  float p = __fmaf_rn(0x1p-12f * -27.1989841f, t, 0x1p-12f * 30.2940636f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -2.58669114f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 1.93734503f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.352023005f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.00113088603f);
+  const float t = kfi_rcp_ftz(fabsf(x) + 3.6f);
+  float p = __fmaf_rn(0x1p-12f * -245.043091f, t, 0x1p-12f * 260.499664f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -51.4968834f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 15.3526068f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.47372064f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.44509685f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -0.000898588449f);
   const float q = kfi_gauss_lp(x) * p;
   return x > 0.0f ? 1.0f - q : q;
 }
 KFI_DEVICE float kfi_gelu_lp(float x) {
   const float t = kfi_rcp_ftz(fabsf(x) + 2.15f), e = kfi_gauss_lp(x);
-  float p = __fmaf_rn(0x1p-12f * -2.68712854f, t, 0x1p-12f * 2.98465967f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.60991466f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.41695717f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -0.000472562766f);
+  float p = __fmaf_rn(0x1p-12f * -2.68968225f, t, 0x1p-12f * 2.98751497f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.608818293f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.417121261f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -0.000479834183f);
   // Phi = (x >= 0) - sign(x) e p: right at both zeros, where -0 takes 1 + 1/2.
   const float u = __int_as_float((~__float_as_int(x) & (int)0x80000000) | __float_as_int(e));
   return x * __fmaf_rn(u, p, x >= 0.0f ? 1.0f : 0.0f);
 }
 KFI_DEVICE float kfi_gelu_bwd_lp(float x) {
-  const float m = x * 0.849321800f, a = fabsf(m), t = kfi_rcp_ftz(a + 2.7f);  // sqrt(log2(e) / 2): one
-  const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 12.0f));                      // product serves twice
-  float p = __fmaf_rn(0x1p-12f * -19.235918f, t, 0x1p-12f * 28.6731949f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -6.51399374f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 2.58403921f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.173598215f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.00670769345f);
-  // 0.4697... = 1 / sqrt(2 pi) / 0.8493...: gelu'(-a) = Phi(-a) - a phi(a), gelu'(a) = 1 - gelu'(-a)
+  // a is |x| sqrt(log2(e) / 2), one product for the square and for a phi(a)
+  const float m = x * 0.849321800f, a = fabsf(m), t = kfi_rcp_ftz(a + 2.7f);
+  const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 12.0f));
+  float p = __fmaf_rn(0x1p-12f * -19.2354641f, t, 0x1p-12f * 28.6725121f);
+  p = __fmaf_rn(p, t, 0x1p-12f * -6.51358652f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 2.58391881f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.173615873f);
+  p = __fmaf_rn(p, t, 0x1p-12f * 0.0067066662f);
+  // 0.4697... = 1 / sqrt(2 pi) / 0.8493...; the rest as in f32
   const float g = e * __fmaf_rn(a, 0x1p-12f * -0.469718639f, p);
   return x > 0.0f ? 1.0f - g : g;
 }

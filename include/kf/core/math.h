@@ -561,7 +561,7 @@ KFI_INLINE double kfi_cpu_make_i64_f64(int64_t v) {
   const uint64_t u = (uint64_t)v;
   const double lo = kfi_cpu_from_bits_f64((u & 0xffffffffu) | 0x4330000000000000u);            /* 2^52 + lo */
   const double hi = kfi_cpu_from_bits_f64((u >> 32) ^ 0x4530000080000000u);  /* 2^84 + 2^63 + hi 2^32 */
-  return (hi - 19342813118337666422669312.0 /* 2^84 + 2^63 + 2^52 */) + lo;
+  return (hi - (0x1p84 + 0x1p63 + 0x1p52)) + lo;
 }
 KFI_INLINE double kfi_cpu_odd_i64_f64(int64_t v) {
   const uint64_t u = (uint64_t)v, low = u & 0xfffu;

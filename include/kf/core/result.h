@@ -23,11 +23,6 @@ typedef enum kf_result_t {
     KF_ERROR_OUT_OF_MEMORY = 9
 } kf_result_t;
 
-#ifdef __cplusplus
-#define KFI_HOST KF_FN
-#else
-#define KFI_HOST static inline
-#endif
 #if defined(__GNUC__)
 #define KFI_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
@@ -75,11 +70,8 @@ typedef struct {
     const char *word;    /* "gelu", or "none", which takes its underscore with it */
 } kfi_name;
 
-#ifdef __cplusplus
-template <int = 0>
-#endif
 KFI_PRINTF(3, 4)
-static inline kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *format, ...)
+KFI_HOST kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *format, ...)
 {
     const char *hole = strstr(name->pattern, "{act}");
     const int before = hole ? (int)(hole - name->pattern) : (int)strlen(name->pattern);

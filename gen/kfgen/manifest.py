@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of public functions that tests, benchmarks, documentation and frontends read."""
+
+from kfgen import names
+from kfgen.model import INT_DTYPES, bwd_reads_x
+
+BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
+
+
+def tensor(k, stream, act):
+    unread = stream.role == "in" and not k.reads(stream, act)
+    return {
+        "name": stream.name, "role": stream.role, "kind": stream.kind, "dtype": stream.dtype.word,
+        "nullable": unread or not stream.required, "unread": unread, "same_as": stream.same_as,
+        "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
+
+
+def function(launcher):
+    k, act = launcher.kernel, launcher.act
+    tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
+    by_name = {t["name"]: t for t in tensors}
+    arguments = []
+    for a in launcher.arguments:
+        entry = by_name.get(a.name) if a.role in ("in", "out") else None
+        arguments.append(entry or {"name": a.name, "role": a.role, "ctype": a.ctype.strip()})
+    defaults = k.op.scalars | act.scalars
+    moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
+    return {
+        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
+        "header": f"kf/ops/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
+        "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
+        "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
+        "workspace": k.workspace if k.sums else None, "cpu_workspace": k.cpu_workspace if k.sums else None,
+        "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
+        "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+        "bytes": sum(s.dtype.size * len(s.parts) for s in moved), "flops": k.flops,
+        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "source": k.op.source,
+        "since": k.op.since}
+
+
+def build(selection):
+    """The whole manifest of a selection, in the order of the spec."""
+    found = [function(launcher) for k in selection.all_kernels() for launcher in k.launchers]
+    activations = [{
+        "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
+        "budget": a.budget} for a in selection.activations]
+    ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
+    return {"functions": found, "activations": activations, "ops": ops, "note": BYTES_NOTE}
+
+
+def clashes(selection):
+    """Full names that two entries share: [(name, first, second)]."""
+    seen, found = {}, []
+    for k in selection.all_kernels():
+        for launcher in k.launchers:
+            for name in (launcher.name, launcher.cpu_name):
+                if name in seen and seen[name] != k.op.pattern:
+                    found.append((name, seen[name], k.op.pattern))
+                seen[name] = k.op.pattern
+        if k.sums:
+            if seen.get(k.workspace, k.op.pattern) != k.op.pattern:
+                found.append((k.workspace, seen[k.workspace], k.op.pattern))
+            seen[k.workspace] = k.op.pattern
+    headers = {}
+    for op in selection.ops:
+        stem = names.stem(op.pattern)
+        if stem in headers or stem in ("activations", "ops"):
+            found.append((f"kf/ops/{stem}", headers.get(stem, "kf itself"), op.pattern))
+        headers[stem] = op.pattern
+    return found

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/map.h: the schedule of the map family on the CPU, the same for every op.
+
+   An op is a function over one tile of 256 elements, which the compiler vectorises. This file walks a tensor tile by
+   tile, in parallel: it copies what is left at an end into scratch tiles, repeats row values so that narrow rows fill
+   whole tiles, and adds up reduced gradients. How the work is split depends on the shape alone, so results do not depend
+   on the number of threads. */
+#ifndef KF_CORE_MAP_H
+#define KF_CORE_MAP_H
+
+#include "kf/core/check.h"
+#include "kf/core/math.h"
+#include "kf/core/parallel.h"
+#include "kf/core/philox.h"
+
+#define KFI_TILE 256    /* elements */
+#define KFI_SLOTS 16    /* pointers a tile function may have */
+#define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
+#define KFI_CHUNK 64    /* tiles that a thread takes at a time */
+#define KFI_BLOCKS 64   /* parts of a reduced gradient */
+
+/* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
+   which would not be true then. */
+#if defined(__clang__)
+#define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define KFI_TILE_LOOP _Pragma("GCC ivdep")
+#else
+#define KFI_TILE_LOOP
+#endif
+
+typedef struct {
+    void *p[KFI_SLOTS];
+    const void *scalars;  /* the op's, then the activation's; float, or double for f64 */
+    const uint32_t *keep; /* dropout: all ones or zero per element */
+    double keep_scale;
+} kfi_tile;
+typedef void (*kfi_tile_fn)(const kfi_tile *t);
+
+/* What stands behind t->p[k]: an operand (its index), or a row value that is derived from row operands. */
+enum { KFI_SLOT_LOAD, KFI_SLOT_STORE, KFI_SLOT_ROW, KFI_SLOT_DERIVED, KFI_SLOT_SUM };
+typedef struct {
+    int kind, operand, half, size;
+} kfi_slot;
+
+typedef struct {
+    kfi_name name;
+    const kfi_operand *operands;
+    int count;
+    const kfi_slot *slots;
+    int slot_count, sums, acc_size;
+    kfi_tile_fn tile;
+    kfi_tile_fn derive; /* fills the derived row values of a tile from its row values; NULL: there are none */
+    const void *scalars;
+    const kfi_rng *rng;
+    /* set by the walk */
+    kf_i64 rows, cols, channels, inner, elements, blocks, per_block;
+    int plane;
+    char *partial;
+} kfi_cpu_map;
+
+typedef struct {
+    unsigned char bytes[KFI_TILE * 8];
+} kfi_scratch;
+
+KFI_HOST void kfi_keep_tile(uint32_t *keep, const kfi_rng *rng, kf_i64 first)
+{
+    uint32_t words[(KFI_TILE + 8) / 2];
+    uint16_t halves[KFI_TILE + 8];
+    const kfi_u64 group = (kfi_u64)first / 8;
+    for (int g = 0; g < KFI_TILE / 8 + 1; ++g)
+        kfi_philox(rng->seed, rng->offset, group + (kfi_u64)g, &words[4 * g], &words[4 * g + 1], &words[4 * g + 2], &words[4 * g + 3]);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    for (int i = 0; i < (KFI_TILE + 8) / 2; ++i) words[i] = words[i] << 16 | words[i] >> 16;
+#endif
+    memcpy(halves, words, sizeof halves);
+    const uint32_t threshold = rng->threshold;
+    const uint16_t *h = halves + first % 8;
+    for (int j = 0; j < KFI_TILE; ++j) keep[j] = 0u - (uint32_t)(h[j] >= threshold);
+}
+
+KFI_HOST void kfi_run_tile(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first)
+{
+    uint32_t keep[KFI_TILE];
+    if (m->rng) {
+        kfi_keep_tile(keep, m->rng, first);
+        t->keep = keep;
+    }
+    m->tile(t);
+}
+
+KFI_HOST kfi_tile kfi_make_tile(const kfi_cpu_map *m)
+{
+    kfi_tile t;
+    memset(&t, 0, sizeof t);
+    t.scalars = m->scalars;
+    t.keep_scale = m->rng ? m->rng->scale_f64 : 1.0;
+    return t;
+}
+
+/* `count` copies of one element. */
+KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size)
+{
+    if (size == 4) {
+        float v;
+        memcpy(&v, value, 4);
+        for (int j = 0; j < count; ++j) memcpy(to + 4 * j, &v, 4);
+    } else {
+        for (int j = 0; j < count; ++j) memcpy(to + j * size, value, (size_t)size);
+    }
+}
+
+/* Copies `count` elements between a tensor and a scratch tile. A half operand is walked by (row, column) pieces. */
+KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *tensor, char *tile, kf_i64 first, int count, int store)
+{
+    const size_t size = (size_t)s->size;
+    if ((m->operands[s->operand].flags & KFI_KIND) != KFI_HALF) {
+        char *at = tensor + first * s->size;
+        if (store) memcpy(at, tile, (size_t)count * size);
+        else memcpy(tile, at, (size_t)count * size);
+        return;
+    }
+    kf_i64 row = first / m->cols, col = first % m->cols;
+    for (int done = 0; done < count;) {
+        const kf_i64 room = m->cols - col;
+        const int piece = room < count - done ? (int)room : count - done;
+        char *at = tensor + (row * 2 * m->cols + s->half * m->cols + col) * s->size;
+        if (store) memcpy(at, tile + (size_t)done * size, (size_t)piece * size);
+        else memcpy(tile + (size_t)done * size, at, (size_t)piece * size);
+        done += piece;
+        col = 0;
+        ++row;
+    }
+}
+
+/* Points the tile's loads and stores at elements first .. first + count - 1; what is not contiguous or not whole goes
+   through scratch, which `finish` writes back. */
+KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 first, int count)
+{
+    unsigned indirect = 0;
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
+        char *base = (char *)(uintptr_t)m->operands[s->operand].ptr;
+        const int half = (m->operands[s->operand].flags & KFI_KIND) == KFI_HALF;
+        if (!base || count < KFI_TILE || (half && first % m->cols + count > m->cols)) {
+            t->p[k] = scratch[k].bytes;
+            if (!base) continue;
+            indirect |= 1u << k;
+            if (s->kind == KFI_SLOT_STORE) continue;
+            if (count < KFI_TILE) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+            kfi_move_elements(m, s, base, (char *)scratch[k].bytes, first, count, 0);
+        } else if (half) {
+            t->p[k] = base + (first + (first / m->cols + s->half) * m->cols) * s->size;
+        } else {
+            t->p[k] = base + first * s->size;
+        }
+    }
+    return indirect;
+}
+KFI_HOST void kfi_finish(const kfi_cpu_map *m, kfi_scratch *scratch, unsigned indirect, kf_i64 first, int count)
+{
+    for (int k = 0; k < m->slot_count; ++k)
+        if ((indirect >> k & 1u) && m->slots[k].kind == KFI_SLOT_STORE)
+            kfi_move_elements(m, &m->slots[k], (char *)(uintptr_t)m->operands[m->slots[k].operand].ptr, (char *)scratch[k].bytes, first, count, 1);
+}
+
+/* Every operand has the result's shape. */
+KFI_HOST void kfi_walk_flat(void *context, kf_i64 chunk)
+{
+    const kfi_cpu_map *m = (const kfi_cpu_map *)context;
+    kfi_scratch scratch[KFI_SLOTS];
+    kfi_tile t = kfi_make_tile(m);
+    kf_i64 i = chunk * KFI_CHUNK * KFI_TILE;
+    const kf_i64 end = i + KFI_CHUNK * KFI_TILE < m->elements ? i + KFI_CHUNK * KFI_TILE : m->elements;
+    for (; i < end; i += KFI_TILE) {
+        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
+        kfi_run_tile(m, &t, i);
+        if (indirect) kfi_finish(m, scratch, indirect, i, count);
+    }
+}
+
+/* Adds `count` sums of the accumulator type; the order is the index's. */
+KFI_HOST void kfi_add_sums(char *into, const char *from, kf_i64 count, int acc_size)
+{
+    if (acc_size == 8)
+        for (kf_i64 i = 0; i < count; ++i) ((double *)(void *)into)[i] += ((const double *)(const void *)from)[i];
+    else
+        for (kf_i64 i = 0; i < count; ++i) ((float *)(void *)into)[i] += ((const float *)(const void *)from)[i];
+}
+KFI_HOST char *kfi_partial(const kfi_cpu_map *m, kf_i64 block, int sum)
+{
+    const kf_i64 width = m->plane ? m->channels : m->cols;
+    return m->partial ? m->partial + ((kf_i64)sum * m->blocks + block) * width * m->acc_size : NULL;
+}
+
+/* rows x cols with narrow rows: row values are repeated until a whole tile fits behind any column, so that tiles walk
+   over row ends as if the tensor were flat. */
+KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
+{
+    const kfi_cpu_map *m = (const kfi_cpu_map *)context;
+    kfi_scratch scratch[KFI_SLOTS];
+    double row_values[6][KFI_REPEAT + KFI_TILE], sums[4][KFI_REPEAT + KFI_TILE]; /* as many as an op may have: checked when the op is generated */
+    kfi_tile t = kfi_make_tile(m), r = kfi_make_tile(m);
+    char *repeated[KFI_SLOTS];
+    const kf_i64 width = m->cols + KFI_TILE;
+    int rows = 0, sum_count = 0;
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        repeated[k] = NULL;
+        if (s->kind == KFI_SLOT_ROW) {
+            const char *base = (const char *)m->operands[s->operand].ptr;
+            repeated[k] = (char *)row_values[rows++];
+            if (!base) {
+                memset(repeated[k], 0, (size_t)(width * s->size));
+                continue;
+            }
+            for (kf_i64 c = 0; c < width; c += m->cols)
+                memcpy(repeated[k] + c * s->size, base, (size_t)((width - c < m->cols ? width - c : m->cols) * s->size));
+        } else if (s->kind == KFI_SLOT_DERIVED) {
+            repeated[k] = (char *)row_values[rows++];
+        } else if (s->kind == KFI_SLOT_SUM) {
+            repeated[k] = (char *)sums[sum_count++];
+            memset(repeated[k], 0, (size_t)(width * m->acc_size));
+        }
+    }
+    if (m->derive)
+        for (kf_i64 c = 0; c < width; c += KFI_TILE) {
+            const kf_i64 from = width - c < KFI_TILE ? width - KFI_TILE : c; /* the last tile overlaps the one before */
+            for (int k = 0; k < m->slot_count; ++k)
+                if (m->slots[k].kind == KFI_SLOT_ROW || m->slots[k].kind == KFI_SLOT_DERIVED) r.p[k] = repeated[k] + from * m->slots[k].size;
+            m->derive(&r);
+        }
+    kf_i64 i = block * m->per_block * m->cols, col = 0;
+    const kf_i64 last = (block + 1) * m->per_block < m->rows ? (block + 1) * m->per_block : m->rows, end = last * m->cols;
+    for (; i < end; i += KFI_TILE) {
+        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
+        for (int k = 0; k < m->slot_count; ++k)
+            if (repeated[k]) t.p[k] = repeated[k] + col * (m->slots[k].kind == KFI_SLOT_SUM ? m->acc_size : m->slots[k].size);
+        kfi_scratch lost[4]; /* the sums of a last tile that is not whole */
+        int n = 0;
+        if (count < KFI_TILE)
+            for (int k = 0; k < m->slot_count; ++k)
+                if (m->slots[k].kind == KFI_SLOT_SUM) {
+                    memset(lost[n].bytes, 0, sizeof lost[n].bytes);
+                    t.p[k] = lost[n++].bytes;
+                }
+        kfi_run_tile(m, &t, i);
+        if (indirect) kfi_finish(m, scratch, indirect, i, count);
+        n = 0;
+        if (count < KFI_TILE)
+            for (int k = 0; k < m->slot_count; ++k)
+                if (m->slots[k].kind == KFI_SLOT_SUM) kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count, m->acc_size);
+        col = (col + KFI_TILE) % m->cols;
+    }
+    for (int k = 0, n = 0; k < m->slot_count; ++k)
+        if (m->slots[k].kind == KFI_SLOT_SUM) {
+            char *partial = kfi_partial(m, block, n++);
+            if (!partial) continue;
+            memset(partial, 0, (size_t)(m->cols * m->acc_size));
+            for (kf_i64 c = 0; c < width; c += m->cols)
+                kfi_add_sums(partial, repeated[k] + c * m->acc_size, width - c < m->cols ? width - c : m->cols, m->acc_size);
+        }
+}
+
+/* rows x cols with wide rows: a tile stays in its row, its columns' row values are read in place. */
+KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
+{
+    const kfi_cpu_map *m = (const kfi_cpu_map *)context;
+    kfi_scratch scratch[KFI_SLOTS];
+    kfi_tile t = kfi_make_tile(m);
+    const kf_i64 begin = block * m->per_block, end = begin + m->per_block < m->rows ? begin + m->per_block : m->rows;
+    for (int n = 0; n < m->sums; ++n)
+        if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->cols * m->acc_size));
+    /* Derived row values belong to a tile's columns: then the rows are the inner walk. */
+    const kf_i64 span = m->derive ? KFI_TILE : m->cols;
+    for (kf_i64 from = 0; from < m->cols; from += span)
+        for (kf_i64 row = begin; row < end; ++row)
+            for (kf_i64 col = from; col < from + span && col < m->cols; col += KFI_TILE) {
+                const int count = m->cols - col < KFI_TILE ? (int)(m->cols - col) : KFI_TILE;
+                const kf_i64 first = row * m->cols + col;
+                const unsigned indirect = kfi_aim(m, &t, scratch, first, count);
+                for (int k = 0, n = 0; k < m->slot_count; ++k) {
+                    const kfi_slot *s = &m->slots[k];
+                    if (s->kind == KFI_SLOT_ROW) {
+                        char *base = (char *)(uintptr_t)m->operands[s->operand].ptr;
+                        t.p[k] = base && count == KFI_TILE ? base + col * s->size : (char *)scratch[k].bytes;
+                        if (count < KFI_TILE && (!m->derive || row == begin)) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+                        if (base && count < KFI_TILE) memcpy(scratch[k].bytes, base + col * s->size, (size_t)(count * s->size));
+                    } else if (s->kind == KFI_SLOT_DERIVED) {
+                        t.p[k] = scratch[k].bytes;
+                    } else if (s->kind == KFI_SLOT_SUM) {
+                        char *partial = kfi_partial(m, block, n++);
+                        const int direct = partial && count == KFI_TILE;
+                        t.p[k] = direct ? partial + col * m->acc_size : (char *)scratch[k].bytes;
+                        if (!direct) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+                    }
+                }
+                if (m->derive && row == begin) m->derive(&t);
+                kfi_run_tile(m, &t, first);
+                if (indirect) kfi_finish(m, scratch, indirect, first, count);
+                if (count < KFI_TILE)
+                    for (int k = 0, n = 0; k < m->slot_count; ++k)
+                        if (m->slots[k].kind == KFI_SLOT_SUM) {
+                            char *partial = kfi_partial(m, block, n++);
+                            if (partial) kfi_add_sums(partial + col * m->acc_size, (const char *)scratch[k].bytes, count, m->acc_size);
+                        }
+            }
+}
+
+/* Adds the tile's sums to the channels that its elements belong to. */
+KFI_HOST void kfi_flush_sums(const kfi_cpu_map *m, kfi_tile *t, kf_i64 block, kf_i64 first, int count)
+{
+    for (int k = 0, n = 0; k < m->slot_count; ++k) {
+        if (m->slots[k].kind != KFI_SLOT_SUM) continue;
+        char *partial = kfi_partial(m, block, n++), *sum = (char *)t->p[k];
+        kf_i64 plane = first / m->inner, at = first % m->inner;
+        for (int done = 0; partial && done < count;) {
+            const kf_i64 room = m->inner - at;
+            const int piece = room < count - done ? (int)room : count - done;
+            double total = 0.0;
+            for (int j = done; j < done + piece; ++j)
+                total += m->acc_size == 8 ? ((double *)(void *)sum)[j] : (double)((float *)(void *)sum)[j];
+            const kf_i64 c = plane % m->channels;
+            if (m->acc_size == 8) ((double *)(void *)partial)[c] += total;
+            else ((float *)(void *)partial)[c] = (float)((double)((float *)(void *)partial)[c] + total);
+            done += piece;
+            at = 0;
+            ++plane;
+        }
+        memset(sum, 0, (size_t)(KFI_TILE * m->acc_size));
+    }
+}
+
+/* outer x channels x inner: flat tiles whose row values are filled in by channel. */
+KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
+{
+    const kfi_cpu_map *m = (const kfi_cpu_map *)context;
+    kfi_scratch scratch[KFI_SLOTS];
+    kfi_tile t = kfi_make_tile(m);
+    kf_i64 i = block * m->per_block * KFI_TILE, filled = -1, summed = -1; /* planes that the row values and sums stand for */
+    const kf_i64 end = i + m->per_block * KFI_TILE < m->elements ? i + m->per_block * KFI_TILE : m->elements;
+    for (int n = 0; n < m->sums; ++n)
+        if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->channels * m->acc_size));
+    for (int k = 0; k < m->slot_count; ++k)
+        if (m->slots[k].kind >= KFI_SLOT_ROW) {
+            memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+            t.p[k] = scratch[k].bytes;
+        }
+    for (; i < end; i += KFI_TILE) {
+        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
+        const kf_i64 plane = i / m->inner;
+        const int whole = i - plane * m->inner + KFI_TILE <= m->inner; /* the tile lies in one plane */
+        if (m->sums && summed >= 0 && (!whole || summed != plane)) kfi_flush_sums(m, &t, block, summed * m->inner, 1 < m->inner && m->inner < KFI_TILE ? (int)m->inner : KFI_TILE);
+        summed = whole && count == KFI_TILE ? plane : -1;
+        if (!whole || filled != plane) {
+            for (int k = 0; k < m->slot_count; ++k) {
+                const kfi_slot *s = &m->slots[k];
+                if (s->kind != KFI_SLOT_ROW) continue;
+                const char *base = (const char *)m->operands[s->operand].ptr;
+                kf_i64 at = i - plane * m->inner, channel = plane % m->channels;
+                for (int done = 0; base && done < KFI_TILE;) {
+                    const kf_i64 room = m->inner - at;
+                    const int piece = room < KFI_TILE - done ? (int)room : KFI_TILE - done;
+                    kfi_fill(scratch[k].bytes + done * s->size, base + channel * s->size, piece, s->size);
+                    done += piece;
+                    at = 0;
+                    channel = channel + 1 < m->channels ? channel + 1 : 0;
+                }
+            }
+            if (m->derive) m->derive(&t);
+            filled = whole ? plane : -1;
+        }
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
+        kfi_run_tile(m, &t, i);
+        if (indirect) kfi_finish(m, scratch, indirect, i, count);
+        if (m->sums && summed < 0) kfi_flush_sums(m, &t, block, i, count);
+    }
+    if (m->sums && summed >= 0) kfi_flush_sums(m, &t, block, summed * m->inner, KFI_TILE);
+}
+
+KFI_HOST kf_i64 kfi_blocks_of(kf_i64 rows, kf_i64 elements)
+{
+    const kf_i64 wanted = elements / (4 * KFI_CHUNK * KFI_TILE), most = wanted < KFI_BLOCKS ? wanted : KFI_BLOCKS;
+    return most < 1 ? 1 : most > rows ? (rows > 0 ? rows : 1) : most;
+}
+
+KFI_HOST size_t kfi_cpu_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int sums, int acc_size)
+{
+    if (rows < 0 || channels < 0 || cols < 0) return 0;
+    const kf_i64 width = channels > 0 ? channels : cols, elements = rows * cols * (channels > 0 ? channels : 1);
+    const int plane = channels > 0 && cols > 1;
+    return (size_t)(kfi_blocks_of(plane ? (elements + KFI_TILE - 1) / KFI_TILE : rows, elements) * width) * (size_t)(sums * acc_size);
+}
+
+KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
+{
+    static const char *const words[] = {"n"};
+    kfi_shape shape;
+    shape.rows = 1;
+    shape.channels = 0;
+    shape.cols = n;
+    kf_result_t result = kfi_check_sizes(&m->name, words, &n, 1);
+    if (result != KF_SUCCESS || n == 0) return result;
+    result = kfi_check_operands(&m->name, m->operands, m->count, &shape);
+    if (result != KF_SUCCESS) return result;
+    m->elements = n;
+    kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
+    return KF_SUCCESS;
+}
+
+/* rows x cols, or outer x channels x inner (channels > 0; sizes are checked by then). finish[k] stores sum k. */
+KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, kf_i64 cols, int is_channel, void *const *sums,
+                                  void (*store)(void *out, kf_i64 i, double v), void *workspace, size_t workspace_bytes)
+{
+    kfi_shape shape;
+    shape.rows = rows;
+    shape.channels = channels;
+    shape.cols = cols;
+    const kf_i64 width = is_channel ? channels : cols;
+    m->elements = is_channel ? rows * channels * cols : rows * cols;
+    if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;
+    kf_result_t result = kfi_check_operands(&m->name, m->operands, m->count, &shape);
+    if (result != KF_SUCCESS) return result;
+    int wanted = 0;
+    for (int k = 0; k < m->sums; ++k) wanted |= sums[k] != NULL;
+    result = kfi_check_workspace(&m->name, workspace, workspace_bytes, wanted ? kfi_cpu_workspace(rows, channels, cols, m->sums, m->acc_size) : 0);
+    if (result != KF_SUCCESS) return result;
+    m->partial = wanted ? (char *)workspace : NULL;
+    m->plane = is_channel && cols > 1;
+    m->channels = channels;
+    m->inner = cols;
+    m->rows = rows;
+    m->cols = is_channel && !m->plane ? channels : cols;
+    if (m->elements == 0) m->rows = 0;
+    const kf_i64 units = m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : m->rows;
+    const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
+    /* Reduced gradients: as many parts as the workspace was asked for. Otherwise chunks of a fixed size. */
+    m->blocks = m->sums ? kfi_blocks_of(m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : rows, m->elements) : (m->elements + chunk - 1) / chunk;
+    if (m->blocks > units) m->blocks = units > 0 ? units : 1;
+    m->per_block = (units + m->blocks - 1) / m->blocks;
+    kfi_parallel(m->blocks, m->plane ? kfi_walk_planes : m->cols <= KFI_REPEAT ? kfi_walk_repeat : kfi_walk_columns, m, m->elements >= KF_OMP_MIN);
+    for (int k = 0; wanted && k < m->sums; ++k)
+        for (kf_i64 i = 0; sums[k] && i < width; ++i) {
+            double total = 0.0;
+            for (kf_i64 b = 0; b < m->blocks; ++b) {
+                const char *partial = kfi_partial(m, b, k);
+                total += m->acc_size == 8 ? ((const double *)(const void *)partial)[i] : (double)((const float *)(const void *)partial)[i];
+            }
+            store(sums[k], i, total);
+        }
+    return KF_SUCCESS;
+}
+
+KFI_HOST void kfi_store_sum_f32(void *out, kf_i64 i, double v) { ((float *)out)[i] = (float)v; }
+KFI_HOST void kfi_store_sum_f64(void *out, kf_i64 i, double v) { ((double *)out)[i] = v; }
+KFI_HOST void kfi_store_sum_f16(void *out, kf_i64 i, double v) { ((kf_f16 *)out)[i] = kfi_cpu_cast_f64_f16(v); }
+KFI_HOST void kfi_store_sum_bf16(void *out, kf_i64 i, double v) { ((kf_bf16 *)out)[i] = kfi_cpu_cast_f64_bf16(v); }
+
+/* A condition per element of 8 bytes from one of 4. */
+KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
+
+#endif
