@@ -39,7 +39,7 @@ DTYPE = {
     "f32": Dtype("f32", "float", 4, "f32", "f32"), "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
     "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"), "f64": Dtype("f64", "double", 8, "f64", "f64"),
     "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64")}
-# Words whose cheap form is still as good as float32's own operations: an op may use it on 2-byte tensors even where its
+# CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
 ROWS = ("row", "channel")
@@ -276,9 +276,10 @@ class Kernel:
         return lines, [(n, t) for (n, _), t in zip(derived, texts)]
 
     def cpu_target(self, act):
-        flavour = self.act_flavour
+        # C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones.
+        flavour = self.flavour if self.sums else self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
-        return Target("kfi_cpu_", self.flavour, True, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset(),
+        return Target("kfi_cpu_", self.flavour, True,
                       act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
                       act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
 

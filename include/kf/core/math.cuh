@@ -60,7 +60,7 @@ KFI_DEVICE float kfi_div_f32(float a, float b) { return __fdiv_rn(a, b); }
 KFI_DEVICE double kfi_div_f64(double a, double b) { return a / b; }
 KFI_DEVICE float kfi_div_lp(float a, float b) {
   // A power of two keeps the reciprocal normal. It goes to a first: scaled down, a loses
-  // digits only where the quotient is subnormal; scaled up, it overflows only where the quotient does.
+  // digits only where the quotient is subnormal; scaled up, it overflows where the quotient does.
   const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
   return a * c * kfi_rcp_ftz(b * c);
 }

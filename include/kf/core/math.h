@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/math.h: the scalar words of the C backend, kfi_cpu_<word>_<f32|f64|lp>.
  *
- *   _f32  float, a few ulp over the whole range      _lp   float in and out, for a result that is then rounded to f16 or
- *   _f64  libm, scalar                                     bf16: relative error 2^-13, absolute 2^-135 where subnormal
+ *   _f32   float, a few ulp over the whole range
+ *   _lp    float in and out, for a result that is then rounded to f16 or bf16: relative error 2^-13, and 2^-135
+ *          absolute where it is subnormal
+ *   _f64   libm, scalar
  *
- * Everything but _f64 is written so that a constant-trip loop over it vectorises with any flags, SSE2 at -O2 included:
- * no branches, no libm (errno), no float ?: (control flow unless -fno-trapping-math), selects by integer masks instead.
- * Bounds hold with and without FMA contraction. Coefficients: gen/fit/fit_words_c.py. */
+ * All but _f64 is written so that a constant-trip loop over it vectorises with any flags, SSE2 at -O2 included: no
+ * branches, no libm (errno), no float ?: (control flow unless -fno-trapping-math) but selects by integer masks. What
+ * stays scalar on plain SSE2 is integer compares and products of 64 bits. The bounds hold with and without FMA, not
+ * under -ffast-math, which removes the rounding constants. Coefficients: gen/fit/fit_words_c.py. */
 #ifndef KF_CORE_MATH_H
 #define KF_CORE_MATH_H
 
@@ -32,31 +35,37 @@ KFI_INLINE uint64_t kfi_cpu_bits_f64(double x) { uint64_t u; memcpy(&u, &x, 8); 
 KFI_INLINE float kfi_cpu_from_bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 KFI_INLINE double kfi_cpu_from_bits_f64(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }
 
-/* Comparisons give 0 or all ones; the unary minus on an unsigned is what both compilers turn into a vector compare. */
+/* Comparisons give 0 or all ones; minus a truth value is what both compilers turn into a vector compare. In 64 bits gcc
+ * does so from SSE4.2 on; for plain SSE2 the truth value makes a detour through 32 bits. */
+#if defined(__SSE2__) && !defined(__SSE4_2__)
+#define KFI_CPU_MASK64(c) ((uint64_t)(int64_t) - (int32_t)(c))
+#else
+#define KFI_CPU_MASK64(c) (0u - (uint64_t)(c))
+#endif
 KFI_INLINE uint32_t kfi_cpu_lt_f32(float a, float b) { return 0u - (uint32_t)(a < b); }
 KFI_INLINE uint32_t kfi_cpu_le_f32(float a, float b) { return 0u - (uint32_t)(a <= b); }
 KFI_INLINE uint32_t kfi_cpu_gt_f32(float a, float b) { return 0u - (uint32_t)(a > b); }
 KFI_INLINE uint32_t kfi_cpu_ge_f32(float a, float b) { return 0u - (uint32_t)(a >= b); }
 KFI_INLINE uint32_t kfi_cpu_eq_f32(float a, float b) { return 0u - (uint32_t)(a == b); }
 KFI_INLINE uint32_t kfi_cpu_ne_f32(float a, float b) { return 0u - (uint32_t)(a != b); }
-KFI_INLINE uint64_t kfi_cpu_lt_f64(double a, double b) { return 0u - (uint64_t)(a < b); }
-KFI_INLINE uint64_t kfi_cpu_le_f64(double a, double b) { return 0u - (uint64_t)(a <= b); }
-KFI_INLINE uint64_t kfi_cpu_gt_f64(double a, double b) { return 0u - (uint64_t)(a > b); }
-KFI_INLINE uint64_t kfi_cpu_ge_f64(double a, double b) { return 0u - (uint64_t)(a >= b); }
-KFI_INLINE uint64_t kfi_cpu_eq_f64(double a, double b) { return 0u - (uint64_t)(a == b); }
-KFI_INLINE uint64_t kfi_cpu_ne_f64(double a, double b) { return 0u - (uint64_t)(a != b); }
+KFI_INLINE uint64_t kfi_cpu_lt_f64(double a, double b) { return KFI_CPU_MASK64(a < b); }
+KFI_INLINE uint64_t kfi_cpu_le_f64(double a, double b) { return KFI_CPU_MASK64(a <= b); }
+KFI_INLINE uint64_t kfi_cpu_gt_f64(double a, double b) { return KFI_CPU_MASK64(a > b); }
+KFI_INLINE uint64_t kfi_cpu_ge_f64(double a, double b) { return KFI_CPU_MASK64(a >= b); }
+KFI_INLINE uint64_t kfi_cpu_eq_f64(double a, double b) { return KFI_CPU_MASK64(a == b); }
+KFI_INLINE uint64_t kfi_cpu_ne_f64(double a, double b) { return KFI_CPU_MASK64(a != b); }
 KFI_INLINE uint32_t kfi_cpu_lt_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a < b); }
 KFI_INLINE uint32_t kfi_cpu_le_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a <= b); }
 KFI_INLINE uint32_t kfi_cpu_gt_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a > b); }
 KFI_INLINE uint32_t kfi_cpu_ge_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a >= b); }
 KFI_INLINE uint32_t kfi_cpu_eq_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a == b); }
 KFI_INLINE uint32_t kfi_cpu_ne_i32(int32_t a, int32_t b) { return 0u - (uint32_t)(a != b); }
-KFI_INLINE uint64_t kfi_cpu_lt_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a < b); }
-KFI_INLINE uint64_t kfi_cpu_le_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a <= b); }
-KFI_INLINE uint64_t kfi_cpu_gt_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a > b); }
-KFI_INLINE uint64_t kfi_cpu_ge_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a >= b); }
-KFI_INLINE uint64_t kfi_cpu_eq_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a == b); }
-KFI_INLINE uint64_t kfi_cpu_ne_i64(int64_t a, int64_t b) { return 0u - (uint64_t)(a != b); }
+KFI_INLINE uint64_t kfi_cpu_lt_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a < b); }
+KFI_INLINE uint64_t kfi_cpu_le_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a <= b); }
+KFI_INLINE uint64_t kfi_cpu_gt_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a > b); }
+KFI_INLINE uint64_t kfi_cpu_ge_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a >= b); }
+KFI_INLINE uint64_t kfi_cpu_eq_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a == b); }
+KFI_INLINE uint64_t kfi_cpu_ne_i64(int64_t a, int64_t b) { return KFI_CPU_MASK64(a != b); }
 
 KFI_INLINE uint32_t kfi_cpu_select_u32(uint32_t m, uint32_t a, uint32_t b) { return (a & m) | (b & ~m); }
 KFI_INLINE uint64_t kfi_cpu_select_u64(uint64_t m, uint64_t a, uint64_t b) { return (a & m) | (b & ~m); }
@@ -104,10 +113,10 @@ KFI_INLINE float kfi_cpu_min_f32(float a, float b) {
   return kfi_cpu_select_f32(kfi_cpu_lt_f32(a, b) | kfi_cpu_ne_f32(a, a), a, b);
 }
 KFI_INLINE double kfi_cpu_max_f64(double a, double b) {
-  return kfi_cpu_select_f64(kfi_cpu_gt_f64(a, b) | kfi_cpu_ne_f64(a, a), a, b);
+  return kfi_cpu_select_f64(kfi_cpu_ne_f64(a, a), a, kfi_cpu_select_f64(kfi_cpu_gt_f64(a, b), a, b));
 }
 KFI_INLINE double kfi_cpu_min_f64(double a, double b) {
-  return kfi_cpu_select_f64(kfi_cpu_lt_f64(a, b) | kfi_cpu_ne_f64(a, a), a, b);
+  return kfi_cpu_select_f64(kfi_cpu_ne_f64(a, a), a, kfi_cpu_select_f64(kfi_cpu_lt_f64(a, b), a, b));
 }
 KFI_INLINE float kfi_cpu_abs_f32(float x) { return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(x) & 0x7fffffffu); }
 KFI_INLINE double kfi_cpu_abs_f64(double x) { return kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(x) & (UINT64_MAX >> 1)); }
@@ -334,7 +343,8 @@ KFI_INLINE float kfi_cpu_log_lp(float x) {
 }
 KFI_INLINE double kfi_cpu_log_f64(double x) { return log(x); }
 
-/* u = 1 + x loses low bits c (two-sum): they go back into f, scaled like u. 2^(1-k) and not 2^-k, since k may be 128. */
+/* u = 1 + x loses low bits c (two-sum): they go back into f, scaled like u. By 2^(1-k) c/2 and not 2^-k c, since k may
+ * be 128. */
 KFI_INLINE float kfi_cpu_log1p_f(float x, float u, float k) {
   const float b = u - 1.0f, c = (1.0f - (u - b)) + (x - b);
   const float scale = kfi_cpu_from_bits_f32(0x40000000u - ((uint32_t)(int32_t)k << 23));
@@ -367,9 +377,10 @@ KFI_INLINE float kfi_cpu_log1p01_lp(float t) {
 }
 KFI_INLINE double kfi_cpu_log1p01_f64(double t) { return log1p(t); }
 
-/* ---- the normal distribution: erf, Phi, phi, gelu ------------------------------------------------------------------ */
+/* ---- the normal distribution: erf, Phi, phi, gelu -------------------------------------------------------------- */
 
-/* erf t = -expm1(-t Q(t)) for t >= 0: one polynomial, relative accuracy everywhere, never above 1. erf(4) rounds to 1. */
+/* erf t = -expm1(-t Q(t)) for t >= 0: one polynomial, relative accuracy everywhere, never above 1. erf(4) rounds
+ * to 1. */
 KFI_INLINE float kfi_cpu_erf_f32(float x) {
   const float t = kfi_cpu_at_most_f32(kfi_cpu_abs_f32(x), 4.0f), t2 = t * t;
   const float low = kfi_cpu_poly4_f32(t, t2, 0x1.20dd76p+0f, 0x1.45f270p-1f, 0x1.a52d80p-4f, -0x1.3d4ce0p-6f);
@@ -383,8 +394,8 @@ KFI_INLINE float kfi_cpu_erf_lp(float x) {
 }
 KFI_INLINE double kfi_cpu_erf_f64(double x) { return erf(x); }
 
-/* R(a) = Phi(-a) exp(a^2/2) for 0 <= a <= 14.5. (a + 2) R(a) is nearly flat, and a polynomial in y = (a - 2)/(a + 2): its
- * terms cancel less than those of R itself. Relative error 2^-25. */
+/* R(a) = Phi(-a) exp(a^2/2) for 0 <= a <= 14.5. (a + 2) R(a) is nearly flat, and a polynomial in y = (a - 2)/(a + 2):
+ * its terms cancel less than those of R itself. Relative error 2^-25. */
 KFI_INLINE float kfi_cpu_mills_f32(float a) {
   const float q = 1.0f / (a + 2.0f), y = (a - 2.0f) * q, y2 = y * y, y4 = y2 * y2;
   const float low = kfi_cpu_poly4_f32(y, y2, 0x1.5845dcp-1f, -0x1.535baep-2f, 0x1.d7d500p-6f, 0x1.2ccef6p-5f);
@@ -463,18 +474,19 @@ KFI_INLINE double kfi_cpu_gelu_bwd_f64(double x) { return kfi_cpu_normcdf_f64(x)
 /* ---- sin, cos -------------------------------------------------------------------------------------------------- */
 
 /* Reduction after Payne and Hanek, for all of float's range: a = m 2^(16 i) and a 2/pi mod 4 = m (2^(16 i) 2/pi mod 4),
- * the bracket from a table in parts of 29, 29 and 53 bits. m has 24 bits, so the first two products are exact and may be
- * rounded to an integer and a fraction one by one. quarter = 1 turns sin into cos. */
+ * the bracket from a table in parts of 29, 29 and 53 bits. m has 24 bits, so the first two products are exact and can
+ * each be split into integer and fraction. quarter = 1 turns sin into cos. */
 #define KFI_CPU_ROUND_F64 6755399441055744.0 /* 1.5 * 2^52, as KFI_CPU_ROUND_F32 */
 KFI_INLINE float kfi_cpu_sincos_f32(float a, uint32_t quarter) {
   static const double part[3][8] = {
-      {0x1.45f306ep-1, 0x1.836e4e4p+0, -0x1.b1bbeadp+0, 0x1.529fc27p-4, 0x1.fc2757dp+0, -0x1.505c159p-1, 0x1.f534ddcp+0},
+      {0x1.45f306ep-1, 0x1.836e4e4p+0, -0x1.b1bbeadp+0, 0x1.529fc27p-4, 0x1.fc2757dp+0, -0x1.505c159p-1,
+       0x1.f534ddcp+0},
       {-0x1.b1bbeadp-32, 0x1.054a7f1p-30, -0x1.80f62a1p-30, 0x1.5f47d4dp-34, 0x1.f534ddcp-32, -0x1.911f925p-31,
        0x1.b6c52b3p-33},
       {-0x1.80f62a0b82b2dp-62, -0x1.8a82e0acb223fp-60, 0x1.1f534ddc0db63p-60, 0x1.bb81b6c52b328p-65,
        0x1.b6c52b3278872p-65, 0x1.4acc9e21c8210p-63, 0x1.3c439041fe516p-64}};
   const int32_t e = (int32_t)(kfi_cpu_bits_f32(a) >> 23) - 150; /* a = integer 2^e; inf and NaN: row 6, end as NaN */
-  const int64_t i = (e > 0 ? e : 0) >> 4; /* as wide as a double: a narrower index keeps the table look-up scalar */
+  const int64_t i = (e > 0 ? e : 0) >> 4; /* as wide as a double, otherwise the look-up stays scalar */
   const double m = (double)(a * kfi_cpu_from_bits_f32(0x3f800000u - ((uint32_t)i << 27)));
   const double p0 = m * part[0][i], t0 = p0 + KFI_CPU_ROUND_F64, f0 = p0 - (t0 - KFI_CPU_ROUND_F64);
   const double p1 = m * part[1][i], t1 = p1 + KFI_CPU_ROUND_F64, f1 = p1 - (t1 - KFI_CPU_ROUND_F64);
@@ -515,7 +527,7 @@ KFI_INLINE kf_f16 kfi_cpu_from_bits_f16(uint16_t u) { kf_f16 x; memcpy((void *)&
 KFI_INLINE kf_bf16 kfi_cpu_from_bits_bf16(uint16_t u) { kf_bf16 x; memcpy((void *)&x, &u, 2); return x; }
 
 /* After XNNPACK/FP16 (M. Dukhan): the exponent goes to the top of float's range, a product brings it down, which also
- * makes inf of 31 and quiets NaN; subnormals count from 0.5. No float subnormal occurs, so DAZ and FTZ change nothing. */
+ * makes inf of 31 and quiets NaN; subnormals count from 0.5. No float subnormal occurs: DAZ and FTZ change nothing. */
 KFI_INLINE float kfi_cpu_f16_bits_to_f32(uint16_t h) {
   const uint32_t w = (uint32_t)h << 16, w2 = w + w;
   const float normal = kfi_cpu_from_bits_f32((w2 >> 4) + 0x70000000u) * 0x1p-112f;
@@ -546,28 +558,36 @@ KFI_INLINE float kfi_cpu_load_bf16(kf_bf16 x) { return kfi_cpu_bf16_bits_to_f32(
 
 /* ---- casts: one rounding, integers saturate, NaN -> 0 ------------------------------------------------------------ */
 
-/* double to float, rounded to odd: truncated, with the last bit set if anything was lost. A later rounding to fewer bits
- * then gives what one rounding of the double gives. */
-KFI_INLINE float kfi_cpu_odd_f64_f32(double d) {
-  const float f = (float)d;
-  const double g = (double)f;
-  const uint32_t away = (uint32_t)kfi_cpu_gt_f64(kfi_cpu_abs_f64(g), kfi_cpu_abs_f64(d));
-  const uint32_t inexact = (uint32_t)(kfi_cpu_lt_f64(g, d) | kfi_cpu_gt_f64(g, d));
-  return kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(f) + away) | (inexact & 1u)); /* away is 0 or -1 */
+/* 64-bit values are judged by their upper halves: 64-bit compares do not vectorise on SSE2. */
+KFI_INLINE uint32_t kfi_cpu_high_f64(double v) { return (uint32_t)(kfi_cpu_bits_f64(v) >> 32); }
+KFI_INLINE uint64_t kfi_cpu_widen_mask(uint32_t m) { return (uint64_t)(int64_t)(int32_t)m; }
+
+/* Nearest-even to p fraction bits, as subnormal below 2^emin: adding 1.5 * 2^(e + 52 - p) rounds where a p-bit fraction
+ * ends. One rounding from the double; whatever is narrowed next is exact. e stops at 128, where all have overflowed. */
+KFI_INLINE double kfi_cpu_round_f64(double v, int32_t p, int32_t emin) {
+  const int32_t e = (int32_t)(kfi_cpu_high_f64(v) & 0x7ff00000u), low = (1023 + emin) << 20, high = (1023 + 128) << 20;
+  const int32_t c = kfi_cpu_min_i32(kfi_cpu_max_i32(e, low), high) + ((52 - p) << 20) + 0x80000;
+  const double magic = kfi_cpu_from_bits_f64((uint64_t)(uint32_t)c << 32);
+  const double r = (v + magic) - magic;
+  return kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(r) | (kfi_cpu_bits_f64(v) & ~(UINT64_MAX >> 1))); /* -0 */
 }
-/* int64 to double, exact up to 2^53 and beyond that floored to 12 bits with a sticky bit: odd, as above. The double is put
- * together from two halves, since SSE2 and AVX2 have no conversion. */
-KFI_INLINE double kfi_cpu_make_i64_f64(int64_t v) {
-  const uint64_t u = (uint64_t)v;
-  const double lo = kfi_cpu_from_bits_f64((u & 0xffffffffu) | 0x4330000000000000u);            /* 2^52 + lo */
-  const double hi = kfi_cpu_from_bits_f64((u >> 32) ^ 0x4530000080000000u);  /* 2^84 + 2^63 + hi 2^32 */
-  return (hi - (0x1p84 + 0x1p63 + 0x1p52)) + lo;
+/* int32 to float and int64 to double rounded to odd: exact up to 2^24 and 2^53; beyond, the low bits become one sticky
+ * bit. A later rounding to fewer bits is then as if there had been only that one. */
+KFI_INLINE float kfi_cpu_odd_i32_f32(int32_t v) {
+  const uint32_t u = (uint32_t)v, low = u & 0xffu;
+  const uint32_t big = 0u - (uint32_t)(((u + 0x1000000u) >> 25) != 0u);
+  return (float)(int32_t)kfi_cpu_select_u32(big, (u ^ low) | ((low + 0xffu) >> 8 << 7), u);
+}
+/* From halves, since neither SSE2 nor AVX2 converts: 2^52 + low and 2^84 + 2^63 + high 2^32 are built as bits. */
+KFI_INLINE double kfi_cpu_join_f64(uint32_t high, uint32_t low) {
+  const double l = kfi_cpu_from_bits_f64((uint64_t)low | 0x4330000000000000u);
+  const double h = kfi_cpu_from_bits_f64((uint64_t)(high ^ 0x80000000u) | 0x4530000000000000u);
+  return (h - (0x1p84 + 0x1p63 + 0x1p52)) + l;
 }
 KFI_INLINE double kfi_cpu_odd_i64_f64(int64_t v) {
-  const uint64_t u = (uint64_t)v, low = u & 0xfffu;
-  const uint64_t big = 0u - (uint64_t)(((u + 0x20000000000000u) >> 54) != 0u);
-  const uint64_t odd = (u ^ low) | ((low + 0xfffu) >> 12 << 11);
-  return kfi_cpu_make_i64_f64((int64_t)kfi_cpu_select_u64(big, odd, u));
+  const uint32_t high = (uint32_t)((uint64_t)v >> 32), low = (uint32_t)(uint64_t)v, lost = low & 0xfffu;
+  const uint32_t big = 0u - (uint32_t)(((high + 0x200000u) >> 22) != 0u);
+  return kfi_cpu_join_f64(high, kfi_cpu_select_u32(big, (low ^ lost) | ((lost + 0xfffu) >> 12 << 11), low));
 }
 
 KFI_INLINE float kfi_cpu_cast_f32_f32(float v) { return v; }
@@ -583,18 +603,30 @@ KFI_INLINE int32_t kfi_cpu_cast_f32_i32(float v) {
 
 KFI_INLINE double kfi_cpu_cast_f64_f64(double v) { return v; }
 KFI_INLINE float kfi_cpu_cast_f64_f32(double v) { return (float)v; }
-KFI_INLINE kf_f16 kfi_cpu_cast_f64_f16(double v) { return kfi_cpu_cast_f32_f16(kfi_cpu_odd_f64_f32(v)); }
-KFI_INLINE kf_bf16 kfi_cpu_cast_f64_bf16(double v) { return kfi_cpu_cast_f32_bf16(kfi_cpu_odd_f64_f32(v)); }
+KFI_INLINE kf_f16 kfi_cpu_cast_f64_f16(double v) {
+  return kfi_cpu_cast_f32_f16((float)kfi_cpu_round_f64(v, 10, -14));
+}
+KFI_INLINE kf_bf16 kfi_cpu_cast_f64_bf16(double v) {
+  return kfi_cpu_from_bits_bf16((uint16_t)(kfi_cpu_bits_f32((float)kfi_cpu_round_f64(v, 7, -126)) >> 16));
+}
+/* All ones where |v| >= 2^k and v is not NaN. */
+KFI_INLINE uint32_t kfi_cpu_beyond_f64(double v, int32_t k) {
+  const uint32_t high = kfi_cpu_high_f64(v) & 0x7fffffffu, low = (uint32_t)kfi_cpu_bits_f64(v);
+  const uint32_t sticky = high | ((low | (0u - low)) >> 31); /* a NaN may have all its bits in the lower half */
+  return (0u - (uint32_t)((int32_t)high >= ((1023 + k) << 20))) & (0u - (uint32_t)((int32_t)sticky <= 0x7ff00000));
+}
+/* v where it fits, otherwise 0, so that the conversion below is defined. */
+KFI_INLINE double kfi_cpu_within_f64(double v, int32_t k) {
+  const uint32_t in = 0u - (uint32_t)((int32_t)(kfi_cpu_high_f64(v) & 0x7fffffffu) < ((1023 + k) << 20));
+  return kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(v) & kfi_cpu_widen_mask(in));
+}
 KFI_INLINE int32_t kfi_cpu_cast_f64_i32(double v) {
-  const uint64_t high = kfi_cpu_ge_f64(v, 2147483648.0), in = kfi_cpu_gt_f64(v, -2147483649.0) & ~high;
-  const uint64_t low = kfi_cpu_le_f64(v, -2147483649.0);
-  const uint32_t i = (uint32_t)(int32_t)kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(v) & in);
-  return (int32_t)(i | ((uint32_t)high & 0x7fffffffu) | ((uint32_t)low & 0x80000000u));
+  const uint32_t limit = 0x7fffffffu + (kfi_cpu_high_f64(v) >> 31);
+  return (int32_t)((uint32_t)(int32_t)kfi_cpu_within_f64(v, 31) | (kfi_cpu_beyond_f64(v, 31) & limit));
 }
 KFI_INLINE int64_t kfi_cpu_cast_f64_i64(double v) {
-  const uint64_t high = kfi_cpu_ge_f64(v, 0x1p63), in = kfi_cpu_ge_f64(v, -0x1p63) & ~high;
-  const uint64_t low = kfi_cpu_lt_f64(v, -0x1p63);
-  const double c = kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(v) & in);
+  const uint64_t limit = (UINT64_MAX >> 1) + (kfi_cpu_bits_f64(v) >> 63);
+  const double c = kfi_cpu_within_f64(v, 63);
 #if defined(__AVX512DQ__)
   const uint64_t i = (uint64_t)(int64_t)c;
 #else /* no conversion instruction: three digits of base 2^32, 2^16, 1, all truncated and all of the sign of v */
@@ -604,7 +636,7 @@ KFI_INLINE int64_t kfi_cpu_cast_f64_i64(double v) {
   const int32_t d0 = (int32_t)(c1 - (double)d1 * 0x1p16);
   const uint64_t i = ((uint64_t)(int64_t)d2 << 32) + ((uint64_t)(int64_t)d1 << 16) + (uint64_t)(int64_t)d0;
 #endif
-  return (int64_t)(i | (high & (UINT64_MAX >> 1)) | (low & ~(UINT64_MAX >> 1)));
+  return (int64_t)(i | (kfi_cpu_widen_mask(kfi_cpu_beyond_f64(v, 63)) & limit));
 }
 KFI_INLINE int64_t kfi_cpu_cast_f32_i64(float v) { return kfi_cpu_cast_f64_i64((double)v); }
 
@@ -612,14 +644,18 @@ KFI_INLINE int32_t kfi_cpu_cast_i32_i32(int32_t v) { return v; }
 KFI_INLINE int64_t kfi_cpu_cast_i32_i64(int32_t v) { return v; }
 KFI_INLINE float kfi_cpu_cast_i32_f32(int32_t v) { return (float)v; }
 KFI_INLINE double kfi_cpu_cast_i32_f64(int32_t v) { return (double)v; }
-KFI_INLINE kf_f16 kfi_cpu_cast_i32_f16(int32_t v) { return kfi_cpu_cast_f64_f16((double)v); }
-KFI_INLINE kf_bf16 kfi_cpu_cast_i32_bf16(int32_t v) { return kfi_cpu_cast_f64_bf16((double)v); }
+KFI_INLINE kf_f16 kfi_cpu_cast_i32_f16(int32_t v) { return kfi_cpu_cast_f32_f16(kfi_cpu_odd_i32_f32(v)); }
+KFI_INLINE kf_bf16 kfi_cpu_cast_i32_bf16(int32_t v) { return kfi_cpu_cast_f32_bf16(kfi_cpu_odd_i32_f32(v)); }
 
 KFI_INLINE int64_t kfi_cpu_cast_i64_i64(int64_t v) { return v; }
 KFI_INLINE int32_t kfi_cpu_cast_i64_i32(int64_t v) {
-  return (int32_t)kfi_cpu_min_i64(kfi_cpu_max_i64(v, INT32_MIN), INT32_MAX);
+  const uint32_t high = (uint32_t)((uint64_t)v >> 32), low = (uint32_t)(uint64_t)v;
+  const uint32_t fits = 0u - (uint32_t)(high == 0u - (low >> 31));
+  return (int32_t)kfi_cpu_select_u32(fits, low, 0x7fffffffu + (high >> 31));
 }
-KFI_INLINE double kfi_cpu_cast_i64_f64(int64_t v) { return kfi_cpu_make_i64_f64(v); }
+KFI_INLINE double kfi_cpu_cast_i64_f64(int64_t v) {
+  return kfi_cpu_join_f64((uint32_t)((uint64_t)v >> 32), (uint32_t)(uint64_t)v);
+}
 KFI_INLINE float kfi_cpu_cast_i64_f32(int64_t v) { return (float)kfi_cpu_odd_i64_f64(v); }
 KFI_INLINE kf_f16 kfi_cpu_cast_i64_f16(int64_t v) { return kfi_cpu_cast_f64_f16(kfi_cpu_odd_i64_f64(v)); }
 KFI_INLINE kf_bf16 kfi_cpu_cast_i64_bf16(int64_t v) { return kfi_cpu_cast_f64_bf16(kfi_cpu_odd_i64_f64(v)); }

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one function on one shape and compares it with the float64 oracle, on the CPU or on a GPU.
+
+Every tensor of a call lies in one arena, between guard bytes; inputs and guards must come back unchanged, outputs are
+poisoned before the call.
+"""
+
+import ctypes
+import functools
+
+import numpy as np
+from kfgen import model, oracle
+from kfgen.spec import load
+
+GUARD = 64
+EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
+TINY = {"f32": 2.0**-149, "f64": 1e-300}  # SciPy, the oracle, is not accurate below
+MANTISSA = {"f16": (10, -14, 65504.0), "bf16": (7, -126, 3.3895313892515355e38), "f32": (23, -126, 3.4028234663852886e38),
+            "f64": (52, -1022, 1.7976931348623157e308)}
+STORAGE = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+
+
+def ulp(x, dtype):
+    """The spacing of dtype at |x|."""
+    bits, least, _ = MANTISSA[dtype]
+    with np.errstate(all="ignore"):
+        exponent = np.floor(np.log2(np.abs(x)))
+    exponent = np.where(np.isfinite(exponent), exponent, least)
+    return np.exp2(np.maximum(exponent, least) - bits)
+
+
+def to_float(raw, dtype):
+    """Storage to float64, exactly."""
+    if dtype == "f16":
+        return raw.view(np.float16).astype(np.float64)
+    if dtype == "bf16":
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return raw.astype(np.float64)
+
+
+def from_float(x, dtype):
+    """Float64 to storage, to nearest even with one rounding."""
+    with np.errstate(all="ignore"):
+        if dtype == "f16":
+            return x.astype(np.float16).view(np.uint16)
+        if dtype == "bf16":
+            y = x.astype(np.float32)
+            inexact = y.astype(np.float64) != x
+            toward = np.where(np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+            odd = np.where(inexact & np.isfinite(x), toward.astype(np.float32).view(np.uint32) | 1, y.view(np.uint32)).astype(np.uint64)
+            rounded = ((odd + 0x7FFF + ((odd >> 16) & 1)) >> 16).astype(np.uint16)
+            return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+        return x.astype(STORAGE[dtype])
+
+
+def philox(seed, offset, count):
+    """The 16-bit words of elements 0 .. count - 1, written from the paper, not from kf."""
+    groups = np.arange((count + 7) // 8, dtype=np.uint64)
+    mask = np.uint64(0xFFFFFFFF)
+    c = [groups & mask, groups >> np.uint64(32), np.full_like(groups, offset & 0xFFFFFFFF), np.full_like(groups, offset >> 32)]
+    k = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), p1 & mask, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), p0 & mask]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    words = np.stack(c, axis=1)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(-1)
+    return halves[:count]
+
+
+class CpuMemory:
+    """The arena in the process's own memory."""
+
+    def __init__(self, size=1 << 26):
+        self.buffer = np.zeros(size + 64, np.uint8)
+        self.base = self.buffer.ctypes.data + (-self.buffer.ctypes.data) % 64
+        self.bytes = self.buffer[self.base - self.buffer.ctypes.data:]
+        self.size = size
+
+    def run(self, image, call):
+        self.bytes[:image.size] = image
+        result = call(self.base)
+        return result, self.bytes[:image.size].copy()
+
+
+class CudaMemory:
+    """The arena in a GPU's memory, through libcudart alone."""
+
+    def __init__(self, size=1 << 26):
+        self.rt = ctypes.CDLL("libcudart.so")
+        pointer = ctypes.c_void_p()
+        self.check(self.rt.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)))
+        self.base, self.size = pointer.value, size
+
+    def check(self, status):
+        if status != 0:
+            self.rt.cudaGetErrorString.restype = ctypes.c_char_p
+            raise RuntimeError(f"CUDA error {status}: {self.rt.cudaGetErrorString(status).decode()}")
+
+    def copy(self, to, source, count, kind):
+        self.check(self.rt.cudaMemcpy(ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(count), kind))
+
+    def run(self, image, call):
+        self.copy(self.base, image.ctypes.data, image.size, 1)
+        result = call(self.base)
+        self.check(self.rt.cudaDeviceSynchronize())
+        back = np.empty_like(image)
+        self.copy(back.ctypes.data, self.base, image.size, 2)
+        return result, back
+
+
+@functools.lru_cache(maxsize=None)
+def spec(files=()):
+    return load(files)
+
+
+@functools.lru_cache(maxsize=None)
+def kernel_of(pattern, dtypes, bwd, files=()):
+    return next(k for k in model.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd)
+
+
+@functools.lru_cache(maxsize=None)
+def bound_of(pattern, dtypes, bwd, act, files=()):
+    return oracle.Bound(kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act])
+
+
+def shape_of(sizes, kind):
+    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner."""
+    if kind == "half":
+        return (sizes[0], 2 * sizes[1])
+    if kind in ("row", "channel"):
+        return (sizes[1],)
+    return tuple(sizes)
+
+
+def spread(array, sizes, kind):
+    """Broadcast to the result's shape."""
+    if kind == "channel":
+        return np.broadcast_to(array[None, :, None], sizes)
+    return np.broadcast_to(array, sizes) if kind == "row" else array
+
+
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 6.0, -0.751953125, 20.0, -20.0, -88.0, -91.0, 5e-39, -1e-40,
+                    2.0**-24, 65504.0, -65504.0, 3e38, -3e38, -1.2784645, 0.5, -0.5, 11.0, -13.0])
+
+
+def draw(rng, shape, dtype, values, positive=False):
+    """Random storage values. values: normal, wide (all exponents), special (edges among normal ones)."""
+    n = int(np.prod(shape))
+    if dtype in ("i32", "i64"):
+        info = np.iinfo(STORAGE[dtype])
+        x = rng.integers(-1000, 1000, n, dtype=STORAGE[dtype])
+        if values != "normal":
+            x[::3] = rng.integers(info.min, info.max, len(x[::3]), dtype=STORAGE[dtype], endpoint=True)
+            x[1::7] = info.min
+            x[3::7] = info.max
+        return x.reshape(shape)
+    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 3.0], n)
+    if values == "wide":
+        _, least, _ = MANTISSA[dtype]
+        low, high = max(least - 12, -300), min(-least, 300)
+        x = np.where(rng.random(n) < 0.5, x, np.exp2(rng.uniform(low, high, n)) * rng.choice([-1.0, 1.0], n))
+    if values == "special":
+        where = rng.random(n) < 0.5
+        x = np.where(where, rng.choice(SPECIAL, n), x)
+    if positive:
+        x = np.abs(x) + 0.1
+    return from_float(x, dtype).reshape(shape)
+
+
+class Failure(AssertionError):
+    pass
+
+
+def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
+    """Calls f and checks everything about it.
+
+    shift: elements by which every tensor is moved off its 16-byte alignment; drop: gradients passed as NULL;
+    inplace: (output, input) pairs that share memory.
+    """
+    kernel = kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"], files)
+    act = spec(files).activations[f["activation"]]
+    rng = np.random.default_rng([seed, *map(int, sizes), len(f["name"])])
+    tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
+    alias = dict(inplace)
+    data, place, at = {}, {}, GUARD
+    for name, a in tensors.items():
+        shape = shape_of(sizes, a["kind"])
+        if a["role"] == "in":
+            mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in kernel.op.outputs else values
+            data[name] = draw(rng, shape, a["dtype"], mode, a["positive"])
+        else:
+            data[name] = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else \
+                from_float(np.full(shape, np.nan), a["dtype"])
+        if name in alias:
+            continue
+        at = -(-at // 64) * 64 + shift * data[name].itemsize
+        place[name] = at
+        at += data[name].nbytes + GUARD
+    workspace = lib.workspace_bytes(f, list(sizes))
+    at = -(-at // 64) * 64
+    place[":workspace"] = at
+    at += workspace + GUARD
+    for name, source in alias.items():
+        place[name] = place[source]
+    state = -(-at // 64) * 64
+    image = np.full(state + 16 + GUARD, 0xA5, np.uint8)
+    for name, array in data.items():
+        if name not in alias:
+            image[place[name]:place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+    philox_seed, offset = int(rng.integers(2**63)), int(rng.integers(2**40))
+    image[state:state + 16] = np.array([philox_seed, offset], np.uint64).view(np.uint8)
+    assert image.size <= memory.size, "the arena is too small for this shape"
+
+    scalar_type = np.float64 if kernel.dtype.compute == "f64" else np.float32
+    scalars = {k: float(scalar_type(v)) for k, v in f["scalars"].items()}
+
+    def call(base):
+        given = dict(zip(f["sizes"], map(int, sizes))) | scalars
+        for name, a in tensors.items():
+            empty = a["unread"] or name in drop
+            given[name] = None if empty else base + place[name]
+        given |= {"workspace": base + place[":workspace"] if workspace else None, "workspace_bytes": workspace, "p": p,
+                  "seed": philox_seed, "offset": offset, "state": base + state}
+        return lib.call(f, given)
+
+    result, back = memory.run(image, call)
+    where = f"{f['name']} sizes={tuple(sizes)} values={values} seed={seed} shift={shift}"
+    if result != 0:
+        raise Failure(f"{where}: returned {result} ({lib.detail})")
+
+    got, writable = {}, np.zeros(image.size, bool)
+    for name, a in tensors.items():
+        span = slice(place[name], place[name] + data[name].nbytes)
+        if a["role"] != "in":
+            if name not in drop:
+                writable[span] = True
+            got[name] = back[span].view(STORAGE[a["dtype"]]).reshape(data[name].shape)
+    writable[place[":workspace"]:place[":workspace"] + workspace] = True
+    changed = np.flatnonzero((back != image) & ~writable)
+    if changed.size:
+        raise Failure(f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {place}")
+    check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files)
+    return got
+
+
+def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=()):
+    dtype = f["dtypes"][0]
+    shape = tuple(sizes)
+    tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
+    if f["op"] == "cast":
+        return check_cast(f, data["x"], got["out"], where)
+    if f["integer"]:
+        return check_integer(f, kernel, act, data, got, where)
+    env = {}
+    for s in kernel.operands:
+        x = to_float(data[s.name], tensors[s.name]["dtype"])
+        if s.kind == "half":
+            cols = sizes[1]
+            env[s.parts[0]], env[s.parts[1]] = x[:, :cols], x[:, cols:]
+        else:
+            env[s.name] = spread(x, shape, s.kind)
+    keep, keep_scale = None, 1.0
+    if f["dropout"]:
+        count = int(np.prod(shape))
+        keep = (philox(philox_seed, offset, count) >= round(65536 * p)).reshape(shape)
+        with np.errstate(all="ignore"):
+            keep_scale = float(scalar_type(np.float64(1.0) / (1.0 - np.float64(scalar_type(p)))))
+    act_scalars = {s: scalars[s] for s in act.scalars}
+    duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale)
+    bound_env = dict(env) | scalars | {"keep": keep, "keep_scale": keep_scale}
+    if f["bwd"]:
+        bound_env |= {f"d{n}": to_float(data[f"d{n}"], tensors[f"d{n}"]["dtype"]) for n in kernel.op.outputs}
+    bound = bound_of(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files)
+    bounds = iter(bound.evaluate(bound_env))
+    compute = "f64" if kernel.dtype.compute == "f64" else "f32"
+    k = max(act.ulp[compute], 2.0) + (4.0 if compute == "f64" else 0.0)
+    near = np.broadcast_to(bound.near_kink(bound_env, EPS[compute], TINY[compute]), shape)
+    alone = f["op"] == "{act}" and not f["bwd"] and act.rounding == "result"
+    for stream in kernel.outputs:
+        for part, name in enumerate(stream.parts):
+            s, slope, top = (np.broadcast_to(v, shape) for v in next(bounds))
+            if f["bwd"]:
+                operand = name[1:]
+                with np.errstate(all="ignore"):
+                    want = sum(bound_env[f"d{n}"] * np.broadcast_to(duals[n].tangents.get(operand, 0.0), shape) for n in kernel.op.outputs)
+            else:
+                want = np.broadcast_to(duals[name].value, shape)
+            if stream.name in drop:
+                continue
+            raw = got[stream.name]
+            if stream.kind == "half":
+                raw = raw[:, part * sizes[1]:(part + 1) * sizes[1]]
+            k_sum = k
+            loose = f["bwd"] and stream.role != "sum" and not all(np.isfinite(v).all() for v in bound_env.values() if isinstance(v, np.ndarray) and v.dtype == np.float64)
+            skip = near
+            if stream.role == "sum":
+                axis = (0, 2) if stream.kind == "channel" else 0
+                terms = int(np.prod(shape)) // max(1, sizes[1])
+                skip = near.any(axis=axis)
+                with np.errstate(all="ignore"):
+                    want, s, slope, top = want.sum(axis=axis), s.sum(axis=axis), slope.sum(axis=axis), top.sum(axis=axis)
+                k_sum = k + np.sqrt(terms)  # the accumulation's own rounding, as random signs add up
+            compare(to_float(raw, stream.dtype.word), np.where(skip, to_float(raw, stream.dtype.word), want), stream.dtype.word, compute, k_sum, s, slope, top, alone, f"{where}: {stream.name}", loose)
+
+
+def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=False):
+    with np.errstate(all="ignore"):
+        exact = k * (EPS[compute] * s + TINY[compute] * slope)
+        if alone and compute == "f32":  # an activation by itself: k ulp of the result, where that is a normal number
+            exact = np.where(np.abs(want) >= 2.0**-126, k * ulp(want, compute), exact)
+        tolerance = exact if dtype == compute else np.maximum(ulp(want, dtype), exact + 0.5 * ulp(want, dtype) * (exact > 0.5 * ulp(want, dtype)))
+        largest = MANTISSA[dtype][2]
+        # Where an intermediate leaves float32's range, or the result that of its dtype, infinities are right too.
+        overflow = (np.abs(want) + tolerance > largest) | (top > MANTISSA[compute][2] / 4)
+        good = np.where(np.isnan(want), np.isnan(value), np.abs(value - want) <= tolerance)
+        good |= np.isinf(want) & (value == want)
+        good |= overflow & ~np.isfinite(value)
+        # 0 * inf on the way to a gradient: 0 if the zero is a kink's guard, NaN if it is a factor, infinite if it is not
+        # quite zero. All three stand for it.
+        good |= np.isnan(want) & (~np.isfinite(value) | (value == 0)) if loose else False
+        bad = np.flatnonzero(~good)
+    if bad.size:
+        i = bad[0]
+        raise Failure(f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, expected {want.flat[i]!r} "
+                      f"+- {np.broadcast_to(tolerance, value.shape).flat[i]:.3g}")
+
+
+def check_cast(f, x, out, where):
+    src, dst = f["dtypes"]
+    if dst in ("i32", "i64"):
+        info = np.iinfo(STORAGE[dst])
+        if src in ("i32", "i64"):
+            want = np.clip(x.astype(object), info.min, info.max).astype(STORAGE[dst]) if x.size else x.astype(STORAGE[dst])
+        else:
+            v = to_float(x, src)
+            whole = np.trunc(np.nan_to_num(v, nan=0.0, posinf=np.inf, neginf=-np.inf))
+            want = np.array([info.max if w >= float(info.max) else info.min if w <= float(info.min) else int(w) for w in whole.reshape(-1)],
+                            STORAGE[dst]).reshape(x.shape)
+        bad = np.flatnonzero(out != want)
+    else:
+        if src == "i64":  # one rounding from the exact integer: through an odd-rounded float64
+            v = np.array([odd_float(int(i)) for i in x.reshape(-1)]).reshape(x.shape) if dst != "f64" else x.astype(np.float64)
+        else:
+            v = to_float(x, src)
+        want = from_float(v, dst)
+        same = (out == want) | (np.isnan(to_float(out, dst)) & np.isnan(to_float(want, dst)))
+        bad = np.flatnonzero(~same)
+    if bad.size:
+        i = bad[0]
+        raise Failure(f"{where}: {bad.size} of {out.size} wrong, first at {i}: {x.flat[i]!r} gave {out.flat[i]!r}, expected {want.flat[i]!r}")
+
+
+def odd_float(i):
+    v = float(i)
+    if int(v) == i:
+        return v
+    low = np.nextafter(v, 0.0) if abs(int(v)) > abs(i) else v
+    bits = np.array([low]).view(np.uint64)
+    return float((bits | np.uint64(1)).view(np.float64)[0])
+
+
+def check_integer(f, kernel, act, data, got, where):
+    kind = STORAGE[f["dtypes"][0]]
+    with np.errstate(all="ignore"):
+        inputs = {n: data[n] for n in (s.name for s in kernel.operands)}
+        want = oracle._eval(kernel.op.refs["out"], {**inputs, "act": lambda z: np.maximum(z, 0) if act.name == "relu" else z}).astype(kind)
+    bad = np.flatnonzero(got["out"] != want)
+    if bad.size:
+        i = bad[0]
+        raise Failure(f"{where}: {bad.size} wrong, first at {i}: got {got['out'].flat[i]}, expected {want.flat[i]}")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the launchers that a test or a benchmark needs into one shared library and calls them by ctypes."""
+
+import concurrent.futures
+import ctypes
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "gen"))
+
+from kfgen import manifest as manifests  # noqa: E402
+from kfgen import spec as specs  # noqa: E402
+from kfgen.render import Renderer, Selection, write_all  # noqa: E402
+
+CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
+CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
+CUDA_FLAGS = ("-O3", "-arch=sm_90")
+
+
+def manifest(specs_=()):
+    return manifests.build(Selection(specs.load(specs_)))
+
+
+def render(build_dir, spec_files=()):
+    """The include directories of freshly rendered headers. User specs are rendered together with the built-in ones."""
+    out = pathlib.Path(build_dir) / "include"
+    renderer = Renderer(Selection(specs.load(spec_files)))
+    write_all(renderer.render(), out, renderer.dependencies())
+    return [ROOT / "include", out]
+
+
+def has_gpu():
+    """Whether a CUDA device answers."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _wrapper(f, backend):
+    """A function with C linkage around one launcher. Not of the same name: that would win overload resolution."""
+    cuda = backend == "cuda"
+    name = f["name"] if cuda else f["cpu_name"]
+    signature = f["signature" if cuda else "cpu_signature"].replace(f"kf_result_t {name}(", f"int kft_{name}(", 1)
+    if cuda:
+        signature = signature.replace("cudaStream_t stream", "void *stream")
+    words = [a["name"] for a in f["arguments"]] + (["(cudaStream_t)stream"] if cuda else [])
+    return f"{signature}\n{{\n    return (int){name}({', '.join(words)});\n}}\n"
+
+
+def _workspace_wrapper(f, backend):
+    name = f["workspace" if backend == "cuda" else "cpu_workspace"]
+    parameters = ", ".join(f"int64_t {s}" for s in f["sizes"])
+    return f"size_t kft_{name}({parameters})\n{{\n    return {name}({', '.join(f['sizes'])});\n}}\n"
+
+
+def sources(backend, functions):
+    """{file name: text}, one file per header and dtype so that they compile in parallel."""
+    groups = {}
+    for f in functions:
+        groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
+    ext, link, header = ("cu", 'extern "C" ', ".cuh") if backend == "cuda" else ("c", "", ".h")
+    files = {}
+    for (op, dtypes), members in groups.items():
+        text = [f'#include "{op}{header}"\n']
+        text += [link + _wrapper(f, backend) for f in members]
+        text += [link + w for w in dict.fromkeys(_workspace_wrapper(f, backend) for f in members if f["workspace"])]
+        files[f"{pathlib.Path(op).name}_{dtypes}.{ext}"] = "\n".join(text)
+    details = 'extern "C" const char *kft_detail(void);\n' if backend == "cuda" else ""
+    files[f"detail.{ext}"] = (f'#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
+                              f'{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n')
+    return files
+
+
+def build(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None):
+    """Compiles the launchers of `functions` and loads them."""
+    build_dir = pathlib.Path(build_dir)
+    build_dir.mkdir(parents=True, exist_ok=True)
+    include = include or render(build_dir)
+    flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
+    compiler = compiler or ("nvcc" if backend == "cuda" else os.environ.get("CC", "gcc"))
+    files = sources(backend, functions)
+    digest = hashlib.sha256(repr((compiler, flags, sorted(files.items()))).encode())
+    for directory in include:
+        for path in sorted(pathlib.Path(directory).rglob("*.*h")):
+            digest.update(path.read_bytes())
+    library = build_dir / f"libkft_{backend}_{digest.hexdigest()[:16]}.so"
+    if not library.exists():
+        work = build_dir / (library.stem + ".work")
+        work.mkdir(exist_ok=True)
+        fpic = ["-Xcompiler", "-fPIC"] if backend == "cuda" else ["-fPIC", "-std=c11"]
+        includes = [f"-I{d}" for d in include]
+
+        def compile_one(item):
+            name, text = item
+            (work / name).write_text(text)
+            command = [compiler, *flags, *fpic, *includes, "-c", str(work / name), "-o", str(work / (name + ".o"))]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+            return work / (name + ".o")
+
+        # The longest first, so that no core waits for one file at the end.
+        order = sorted(files.items(), key=lambda item: -len(item[1]))
+        with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, order))
+        openmp = ["-fopenmp"] if "-fopenmp" in flags else []
+        sanitizer = [f for f in flags if f.startswith("-fsanitize")]
+        subprocess.run([compiler, "-shared", *openmp, *sanitizer, *map(str, objects), "-o", str(library) + ".tmp", "-lm"], check=True)
+        os.replace(str(library) + ".tmp", library)
+        shutil.rmtree(work)
+    return Lib(backend, library)
+
+
+class Lib:
+    def __init__(self, backend, path):
+        self.backend, self.path, self.dll, self._bound = backend, path, ctypes.CDLL(str(path)), {}
+        self.dll.kft_detail.restype = ctypes.c_char_p
+        self.dll.kft_string.restype = ctypes.c_char_p
+
+    def _function(self, f):
+        name = f["name" if self.backend == "cuda" else "cpu_name"]
+        if name not in self._bound:
+            fn = getattr(self.dll, f"kft_{name}")
+            fn.argtypes = [ctypes.c_void_p if "kind" in a else CTYPES.get(a["ctype"], ctypes.c_void_p) for a in f["arguments"]]
+            if self.backend == "cuda":
+                fn.argtypes = [*fn.argtypes, ctypes.c_void_p]
+            fn.restype = ctypes.c_int
+            self._bound[name] = fn
+        return self._bound[name]
+
+    def bind(self, f, values, stream=0):
+        """A call with its arguments converted once, for timing loops."""
+        fn = self._function(f)
+        arguments = [kind(values[a["name"]]) for kind, a in zip(fn.argtypes, f["arguments"])]
+        if self.backend == "cuda":
+            arguments.append(ctypes.c_void_p(stream))
+        return lambda: fn(*arguments)
+
+    def call(self, f, values, stream=0):
+        return self.bind(f, values, stream)()
+
+    def workspace_bytes(self, f, sizes):
+        name = f["workspace" if self.backend == "cuda" else "cpu_workspace"]
+        if not name:
+            return 0
+        fn = getattr(self.dll, f"kft_{name}")
+        fn.restype, fn.argtypes = ctypes.c_size_t, [ctypes.c_int64] * len(sizes)
+        return fn(*sizes)
+
+    @property
+    def detail(self):
+        return self.dll.kft_detail().decode()
+
+    def string(self, result):
+        return self.dll.kft_string(result).decode()
