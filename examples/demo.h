@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RUNS 7
+#define RUNS 15
 
 typedef struct {
     void *host, *device;

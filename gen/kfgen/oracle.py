@@ -155,15 +155,19 @@ class Bound:
                         adjoints = gradient(self.graph, {side: self.graph.const(1)}, inner)
                         self.kinks.append((*node.args, [(j, adjoints[j]) for j in inner if adjoints[j] is not None]))
 
-    def near_kink(self, env, eps, tiny):
-        """Where a comparison of rounded values could go either way."""
-        near = np.zeros(1, bool)
+    def undecided(self, env, eps, tiny, largest):
+        """Where the function may do either: a comparison of rounded values near equality, or a value on the way that is
+        finite in float64 and beyond float32's range."""
+        where = np.zeros(1, bool)
         with np.errstate(all="ignore"):
             for a, b, terms in self.kinks:
                 va, vb, *values = evaluate(self.graph, [a, b] + [n for pair in terms for n in pair], env, np, sp)
                 reach = sum(np.nan_to_num(np.abs(t * d)) * eps + np.nan_to_num(np.abs(d)) * tiny for t, d in zip(values[::2], values[1::2]))
-                near = near | (np.abs(va - vb) <= 4 * reach)
-        return near
+                where = where | (np.abs(va - vb) <= 4 * reach)
+            inner = [i for i in self.graph.reachable(self.roots) if self.graph.nodes[i].args and not self.graph.is_bool(i)]
+            for value in evaluate(self.graph, inner, env, np, sp):
+                where = where | (np.isfinite(value) & (np.abs(value) > largest))
+        return where
 
     def evaluate(self, env):
         """Per root (S, sum of |dy/dt|, largest finite |t|)."""

@@ -3,6 +3,7 @@
 
 import concurrent.futures
 import ctypes
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -18,6 +19,7 @@ from kfgen import spec as specs  # noqa: E402
 from kfgen.render import Renderer, Selection, write_all  # noqa: E402
 
 CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
+SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
 
@@ -91,6 +93,8 @@ def build(backend, functions, build_dir, flags=None, jobs=None, include=None, co
     for directory in include:
         for path in sorted(pathlib.Path(directory).rglob("*.*h")):
             digest.update(path.read_bytes())
+    lock = open(build_dir / "lock", "w")  # test workers ask for the same library at the same time
+    fcntl.flock(lock, fcntl.LOCK_EX)
     library = build_dir / f"libkft_{backend}_{digest.hexdigest()[:16]}.so"
     if not library.exists():
         work = build_dir / (library.stem + ".work")
@@ -116,6 +120,7 @@ def build(backend, functions, build_dir, flags=None, jobs=None, include=None, co
         subprocess.run([compiler, "-shared", *openmp, *sanitizer, *map(str, objects), "-o", str(library) + ".tmp", "-lm"], check=True)
         os.replace(str(library) + ".tmp", library)
         shutil.rmtree(work)
+    lock.close()
     return Lib(backend, library)
 
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target works first after a clone. Tools are pinned in requirements.txt and live in .venv, created when needed.
+#
+#   make install PREFIX=/usr/local   also DESTDIR
+#   make test KF_LEVEL=2             1 (default, CI), 2, 3; TESTS="tests/cpu -k gelu" chooses
+#   make demo NVCC=                  as if there were no nvcc
+#   make ... PYTHON=python3.12       the Python (3.11 or newer) that .venv is made from
+PREFIX ?= /usr/local
+KF_LEVEL ?= 1
+TESTS ?= tests
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+# The CUDA toolkit's usual place, for those who have not put it into PATH.
+ifeq ($(origin NVCC),undefined)
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+endif
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(firstword $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p; done) python3)
+endif
+
+VENV := .venv
+# kfgen needs jinja2 alone: the virtual environment's if there is one, else a fitting one of the system.
+HAS_JINJA := -c 'import jinja2, sys; v = jinja2.__version__.split("."); sys.exit((int(v[0]), int(v[1])) < (3, 1))' 2>/dev/null
+KFGEN = $$([ -e $(VENV)/demo.stamp ] && echo $(VENV)/bin/python || echo $(PYTHON)) gen/bin/kfgen
+PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install
+FAIL = { echo "kf: $(1)" >&2; exit 1; }
+# What is compiled here runs here, on all cores where the compiler has OpenMP.
+CPU_FLAGS = -O3 $$(for f in -march=native -fopenmp; do echo 'int main(void) { return 0; }' | \
+    $(CC) $$f -xc - -o build/probe 2>/dev/null && echo $$f; done)
+
+# The system's Python where it has PyTorch, the peer to compare with.
+BENCH_PYTHON ?= $$($(PYTHON) -c 'import sys, importlib.util as u; \
+    sys.exit(not all(map(u.find_spec, ("torch", "numpy", "scipy", "jinja2"))))' && echo $(PYTHON) || echo $(VENV)/bin/python)
+
+.PHONY: help demo headers install test bench format clean python cc cxx jinja
+
+help:
+	@echo 'make demo                 generate kernels, compile and run a few: on the GPU if there is one, else on the CPU'
+	@echo 'make test                 all tests that this machine can run; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make install PREFIX=DIR   then compile with -I DIR/include and #include <kf/kf.h> or <kf/kf.cuh>'
+	@echo 'make headers              the same headers, in build/include (they need include/ too)'
+	@echo 'make bench                benchmarks against a copy of the same bytes and, if installed, PyTorch'
+	@echo 'make format               format and lint'
+	@echo 'make clean                remove build (the tools are in .venv)'
+
+demo: headers cc
+	@$(CC) $(CPU_FLAGS) -isystem include -isystem build/include examples/demo_cpu.c -o build/demo_cpu -lm
+	@if [ -z "$(NVCC)" ]; then \
+	    echo "No nvcc in PATH or in /usr/local/cuda: the demo runs on the CPU."; build/demo_cpu; \
+	elif ! $(NVCC) -O3 -arch=native -isystem include -isystem build/include examples/demo_cuda.cu -o build/demo_cuda >build/demo_cuda.log 2>&1; then \
+	    echo "nvcc cannot compile the demo (build/demo_cuda.log): it runs on the CPU."; build/demo_cpu; \
+	else \
+	    build/demo_cuda; status=$$?; \
+	    if [ $$status = 77 ]; then build/demo_cpu; else exit $$status; fi; \
+	fi
+
+headers: jinja
+	@mkdir -p build && $(KFGEN) render --out build/include
+
+install: jinja
+	@mkdir -p "$(DESTDIR)$(PREFIX)/include/kf" && cp -R include/kf/core "$(DESTDIR)$(PREFIX)/include/kf/"
+	@$(KFGEN) render --out "$(DESTDIR)$(PREFIX)/include"
+	@echo "Installed in $(DESTDIR)$(PREFIX)/include/kf. Compile with -I $(PREFIX)/include, -lm for C."
+
+test: $(VENV)/test.stamp headers cc cxx
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n 2 $(TESTS)
+
+bench: $(VENV)/bench.stamp headers cc
+	@$(BENCH_PYTHON) bench/bench.py $(BENCH)
+
+format: $(VENV)/test.stamp
+	@$(VENV)/bin/ruff check --fix .
+	@find include tests examples bench -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+
+clean:
+	rm -rf build
+
+# What must be there, each named in one line with the command that installs it.
+cc:
+	@mkdir -p build
+	@command -v $(CC) >/dev/null || $(call FAIL,$(CC) is missing: apt install gcc libc6-dev)
+	@echo '#include <stdio.h>' | $(CC) -fsyntax-only -xc - 2>/dev/null || $(call FAIL,the C headers are missing: apt install libc6-dev)
+
+cxx:
+	@command -v g++ >/dev/null || $(call FAIL,g++ is missing: apt install g++)
+
+python:
+	@command -v $(PYTHON) >/dev/null || $(call FAIL,python3 is missing: apt install python3 python3-venv)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    $(call FAIL,$$($(PYTHON) --version) is too old$(comma) kf needs 3.11: apt install python3.11 python3.11-venv)
+
+comma := ,
+
+jinja: python
+	@$(PYTHON) $(HAS_JINJA) || $(MAKE) --no-print-directory $(VENV)/demo.stamp
+
+$(VENV)/bin/python: | python
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call FAIL,python3-venv is missing: apt install python3-venv)
+	@$(PYTHON) -m venv $(VENV)
+
+# Stamps: a change of the pinned versions installs them again, nothing else does.
+$(VENV)/demo.stamp: requirements.txt | $(VENV)/bin/python
+	@$(PIP) $$(grep '^jinja2==' requirements.txt) || $(call FAIL,pip cannot install jinja2 (see above); instead: apt install python3-jinja2)
+	@touch $@
+
+$(VENV)/test.stamp: requirements.txt | $(VENV)/bin/python
+	@echo "Installing the pinned tools of requirements.txt in $(VENV)"
+	@$(PIP) -r requirements.txt || $(call FAIL,pip cannot install requirements.txt (see above))
+	@touch $(VENV)/demo.stamp $@
+
+$(VENV)/bench.stamp: requirements-bench.txt $(VENV)/test.stamp
+	@$(PIP) -r requirements-bench.txt || $(call FAIL,pip cannot install requirements-bench.txt (see above))
+	@touch $@
