@@ -46,6 +46,7 @@ help:
 	@echo 'make clean                remove build (the tools are in .venv)'
 
 demo: headers cc
+	@echo "Compiling examples/demo_cpu.c$(if $(NVCC), and examples/demo_cuda.cu)"
 	@$(CC) $(CPU_FLAGS) -isystem include -isystem build/include examples/demo_cpu.c -o build/demo_cpu -lm
 	@if [ -z "$(NVCC)" ]; then \
 	    echo "No nvcc in PATH or in /usr/local/cuda: the demo runs on the CPU."; build/demo_cpu; \

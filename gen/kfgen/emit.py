@@ -102,6 +102,8 @@ def _print(graph, i, target, env, text):
             return f"{target.prefix}{node.op}_{target.flavour}({', '.join(args)})", ATOM
         case "neg":
             return (f"-{at(0, 4)}", 3) if floats else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
+        case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
+            return f"kfi_kept({args[0]}, rng, {args[1]})", ATOM  # the other arm is 0: kfgen writes no other
         case "where" if target.masks:
             return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
         case "where":

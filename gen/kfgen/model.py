@@ -243,9 +243,9 @@ class Kernel:
     def _schedule(self):
         sizes = [s.dtype.size for s in self.loads + self.stores]
         self.vec = 16 // max(sizes)
-        in_bytes = sum(s.dtype.size * len(s.parts) for s in self.loads) * self.vec
-        # About 64 bytes of loads in flight per thread.
-        self.unroll = max(1, min(8, 64 // max(in_bytes, 1)))
+        # One vector a thread is as fast as any for tensors that come from DRAM; the random bits of a dropout cost enough
+        # set-up to share (bench/NOTES.md).
+        self.unroll = 4 if self.keeps and not self.sums and not self.has_half else 1
 
     # ---- emission ------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,8 @@ class Kernel:
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
-        fixed = {node: f"{name}_f[e]" for name, node in self.rows}
+        pick = "{}_f[mode == KFI_PLANES ? 0 : e]" if self.sums else "kfi_at<mode>({}_f, e, at)"
+        fixed = {node: pick.format(name) for name, node in self.rows}
         return self._emit(target, env, fixed)
 
     @functools.cached_property
@@ -403,25 +404,30 @@ class Kernel:
             return ""
         return f"if ({stream.name}{f' && {stream.name} != {stream.same_as}' if stream.same_as else ''}) "
 
-    def address(self, stream, half, source=""):
-        """Of a stream's part in the grid kernel: (offset[, registers], step)."""
-        middle = f"{source}_v, " if source else ""
-        if stream.kind != "half":
-            return f"first, {middle}step"
-        return f"first + row * g.cols{' + g.cols' if half else ''}, {middle}2 * step"
+    def address(self, stream, half):
+        """The offset of a stream's part from its beginning."""
+        return "first" if stream.kind != "half" else "half_first + g.cols" if half else "half_first"
+
+    def load_values(self, stream):
+        """The statement that loads a row operand's values."""
+        size = stream.dtype.size
+        if not self.sums:
+            return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
+        return (f"if (mode == KFI_PLANES || own < at.col_end) kfi_copy<{size} * width>({stream.name}_v, "
+                f"{stream.name} + (mode == KFI_PLANES ? at.channel : own))")
 
     @property
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores]
-        found += (["kfi_grid g"] if self.grid else ["kf_i64 n"]) + (["kfi_sums sums"] if self.sums else [])
+        found += ["kfi_grid g", "kfi_sums sums"] if self.sums else ["kf_i64 n"] + (["kfi_rows g"] if self.grid else [])
         found += [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.loads + self.row_loads + self.stores]
-        found += (["g"] if self.grid else ["count"]) + (["sums"] if self.sums else []) + self.used_scalars
+        found += (["g", "sums"] if self.sums else ["count"] + (["g"] if self.grid else [])) + self.used_scalars
         return ", ".join("(void *)&" + f if f in {s.name for s in self.loads} else "&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
@@ -464,10 +470,20 @@ class Kernel:
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from: {vector, unroll}, {vector, 1}, {1, 1}; again for planes."""
-        planes = ([", 0", ", 1"] if self.has_channel else [", 0"]) if self.grid else [""]
-        return ["(const void *)kfk_%s<act, %d, %d%s>" % (self.name, vec, unroll, plane)
-                for plane in planes for vec, unroll in ((self.vec, self.unroll), (self.vec, 1), (1, 1))]
+        """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
+        def kernel(*parameters):
+            return f"(const void *)kfk_{self.name}<act, {', '.join(map(str, parameters))}>"
+
+        if self.sums:
+            modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.has_channel else [])
+            return [kernel(vec, mode) for mode in modes for vec in (self.vec, 1)]
+        shapes = [(self.vec, self.unroll), (self.vec, 1), (1, 1)]
+        if not self.grid:
+            return [kernel(*s) for s in shapes]
+        # Odd rows need vectors; what cannot have them is the same as rows of single elements.
+        modes = [("KFI_ROWS", shapes)] + ([] if self.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])])
+        modes += [("KFI_PLANES", shapes)] if self.has_channel else []
+        return [kernel(*s, mode) if s else "nullptr" for mode, of_mode in modes for s in of_mode]
 
     @property
     def sum_kernel(self):

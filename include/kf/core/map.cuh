@@ -1,90 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/map.cuh: the schedules of the map family. Device words first, then what the launchers do on the host.
 //
-// flat   every operand has the result's shape: block b works on unroll * KFI_MAP_THREADS consecutive vectors.
-// grid   some operand is broadcast. A block works on a rectangle of rows x columns. Row operands: a thread keeps its
-//        columns and walks down the rows, so that it loads its row values once. Channel operands with inner > 1
-//        (plane): the rectangle lies in one channel, whose values all threads share.
+// each   one vector per thread (a few for dropout), whatever is broadcast: the vector's place among the rows or planes is
+//        found by one multiplication. Nothing is kept in flight by hand: 2,048 threads an SM, 16 bytes each, are enough.
+// sum    some gradient is reduced to a row or to channels. A block works on a rectangle of rows x columns: a thread keeps
+//        its columns, walks down the rows, and adds up in registers; partial sums go to the workspace, a second small
+//        kernel adds them. For channels with inner > 1 the rectangle lies in one channel.
 #ifndef KF_CORE_MAP_CUH
 #define KF_CORE_MAP_CUH
 
 #include "kf/core/philox.h"
 #include "kf/core/vector.cuh"
 
+#ifndef KFI_MAP_THREADS // set by bench/tune.cu alone
 #define KFI_MAP_THREADS 256
-#define KFI_MAP_BOUNDS __launch_bounds__(KFI_MAP_THREADS)
+#endif
+#ifndef KFI_SUM_BLOCKS // per SM: keeps the registers of sum kernels at 64
+#define KFI_SUM_BLOCKS 4
+#endif
 
-// n / d and n % d for n < 2^31 by one multiplication (Granlund & Montgomery 1994).
+// How row values are found. KFI_ROWS: rows hold whole vectors. KFI_PLANES: one value per channel and plane; a vector may
+// reach into the next plane. KFI_ODD_ROWS: rows of any length from a vector on.
+#define KFI_ROWS 0
+#define KFI_PLANES 1
+#define KFI_ODD_ROWS 2
+
+// n / d for n < 2^63 by one multiplication (Granlund & Montgomery 1994).
 struct kfi_divisor {
-    unsigned d, multiplier, shift;
+    unsigned long long d, multiplier, one; // one: all ones for d = 1, where the multiplier is 0
+    unsigned shift;
 };
-KFI_DEVICE unsigned kfi_divide(unsigned n, kfi_divisor d) { return d.d == 1 ? n : __umulhi(n, d.multiplier) >> d.shift; }
-
-struct kfi_grid {
-    kf_i64 rows, cols;       // plane: outer and inner
-    kf_i64 stride;           // elements from one row to the next
-    kf_i64 rows_per_block;
-    kf_i64 cols_per_block;   // a multiple of the vector
-    int bx, by;              // threads along columns and along rows
-    kfi_divisor bx_divisor, tiles, channels;
-};
-
-// Where a thread begins.
-struct kfi_place {
-    kf_i64 row, row_end, col, col_end;
-    unsigned channel, tx, ty, part; // part: the row of the partial sums that this block writes
-};
-template <int vec>
-KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
+KFI_DEVICE kf_i64 kfi_divide(kf_i64 n, const kfi_divisor &d)
 {
-    kfi_place at;
-    at.ty = kfi_divide(threadIdx.x, g.bx_divisor);
-    at.tx = threadIdx.x - at.ty * (unsigned)g.bx;
-    const unsigned rest = kfi_divide(blockIdx.x, g.tiles), tile = blockIdx.x - rest * g.tiles.d;
-    const unsigned block = kfi_divide(rest, g.channels);
-    at.channel = rest - block * g.channels.d;
-    at.part = block;
-    at.row = (kf_i64)block * g.rows_per_block;
-    at.row_end = at.row + g.rows_per_block < g.rows ? at.row + g.rows_per_block : g.rows;
-    at.row += at.ty;
-    at.col = (kf_i64)tile * g.cols_per_block;
-    at.col_end = at.col + g.cols_per_block < g.cols ? at.col + g.cols_per_block : g.cols;
-    at.col += (kf_i64)at.tx * vec;
-    if (at.ty >= (unsigned)g.by) at.row_end = at.row; // threads beyond the rectangle's last whole row of threads
+    return (kf_i64)((__umul64hi((unsigned long long)n, d.multiplier) >> d.shift) | ((unsigned long long)n & d.one));
+}
+
+// The shape of a broadcast: width elements per row (KFI_ROWS: vectors), and channels planes per repetition.
+struct kfi_rows {
+    kfi_divisor width, channels;
+    kf_i64 cols;
+};
+
+// Where the row values of a vector lie.
+struct kfi_span {
+    kf_i64 row, col;   // of its first element; planes: the channel and the element in its plane
+    kf_i64 next;       // planes: the next plane's channel
+    int split;         // elements before the row or plane ends
+};
+template <int vec, int mode>
+KFI_DEVICE kfi_span kfi_find(const kfi_rows &g, kf_i64 first)
+{
+    kfi_span at;
+    const kf_i64 unit = mode == KFI_ROWS ? first / vec : first;
+    at.row = kfi_divide(unit, g.width);
+    at.col = unit - at.row * (kf_i64)g.width.d;
+    at.split = vec;
+    at.next = 0;
+    if (mode == KFI_ROWS) {
+        at.col *= vec;
+    } else {
+        const kf_i64 room = (kf_i64)g.width.d - at.col;
+        if (room < vec) at.split = (int)room;
+        if (mode == KFI_PLANES) {
+            at.row -= kfi_divide(at.row, g.channels) * (kf_i64)g.channels.d;
+            at.next = at.row + 1 < (kf_i64)g.channels.d ? at.row + 1 : 0;
+        }
+    }
     return at;
 }
-
-// How many of `unroll` steps, `step` apart, stay below `end`.
-template <int unroll>
-KFI_DEVICE int kfi_steps(kf_i64 first, kf_i64 step, kf_i64 end)
-{
-    if (first + (unroll - 1) * step < end) return unroll;
-    int n = 0;
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) n += first + u * step < end;
-    return n;
-}
-
-// The steps of a thread's walk over its rectangle; `unroll` of them are taken at once, along the direction in which
-// there are many: rows, or columns in a plane.
-template <int plane>
-struct kfi_walk {
-    kf_i64 across, row_step, col_step;
-    __device__ kfi_walk(const kfi_grid &g, int vec, int unroll)
-        : across((kf_i64)g.bx * vec), row_step(plane ? g.by : g.by * unroll), col_step(plane ? across * unroll : across)
-    {
-    }
+// Row values of a vector: one per element, or (planes) those of its two channels, which kfi_at picks from.
+template <int vec, int mode>
+struct kfi_width {
+    static constexpr int value = mode == KFI_PLANES ? 2 : vec;
 };
-
-template <int size, int vec, int plane>
-KFI_DEVICE void kfi_load_row(void *dst, const void *src, const kfi_place &at)
+template <int size, int vec, int mode>
+KFI_DEVICE void kfi_load_values(void *dst, const void *src, const kfi_span &at)
 {
-    if (plane) {
+    const char *s = (const char *)src;
+    if (mode == KFI_ROWS) {
+        kfi_copy<size * vec>(dst, s + at.col * size);
+    } else if (mode == KFI_PLANES) {
+        kfi_copy<size>(dst, s + at.row * size);
+        kfi_copy<size>((char *)dst + size, s + at.next * size);
+    } else {
 #pragma unroll
-        for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, (const char *)src + (kf_i64)at.channel * size);
-    } else if (at.col < at.col_end) {
-        kfi_copy<size * vec>(dst, (const char *)src + at.col * size);
+        for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, s + (e < at.split ? at.col + e : e - at.split) * size);
     }
+}
+template <int mode>
+KFI_DEVICE float kfi_at(const float *values, int e, const kfi_span &at)
+{
+    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
+}
+template <int mode>
+KFI_DEVICE double kfi_at(const double *values, int e, const kfi_span &at)
+{
+    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
 
 KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
@@ -94,9 +105,9 @@ KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
         rng.offset = rng.state[1];
     }
 }
-// keep[e] of elements index .. index + vec - 1; index is a multiple of vec, which divides 8.
+// keep[e]: the word of element index + e. index is a multiple of vec, which divides 8.
 template <int vec>
-KFI_DEVICE void kfi_keep(bool *keep, const kfi_rng &rng, kf_i64 index)
+KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 {
     kfi_u32 w[4];
     kfi_philox(rng.seed, rng.offset, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
@@ -110,7 +121,71 @@ KFI_DEVICE void kfi_keep(bool *keep, const kfi_rng &rng, kf_i64 index)
         if (vec < 2 && (first & 1u)) w[0] >>= 16;
     }
 #pragma unroll
-    for (int e = 0; e < vec; ++e) keep[e] = (e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xffffu) >= rng.threshold;
+    for (int e = 0; e < vec; ++e) keep[e] = e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xffffu;
+}
+// The value if its word is kept, else 0. Opaque to the compiler, which would otherwise branch around the activation of
+// every element to save the tenth that is dropped.
+KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
+{
+    float r;
+    asm("{ .reg .pred p; setp.ge.u32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }" : "=f"(r) : "f"(v), "r"(word), "r"(rng.threshold));
+    return r;
+}
+KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v) { return word >= rng.threshold ? v : 0.0; }
+
+struct kfi_grid {
+    kf_i64 rows, cols;     // planes: outer and inner
+    kf_i64 rows_per_block;
+    kf_i64 cols_per_block; // planes: the columns are cut into `tiles` of this many
+    unsigned tiles, channels;
+    int bx, by;            // threads along columns and along rows
+};
+
+// Where a thread begins, and the rectangle of its block.
+struct kfi_place {
+    kf_i64 row, row_end, col_begin, col_end;
+    unsigned channel, tile, part, tx;
+};
+KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
+{
+    kfi_place at;
+    const unsigned ty = threadIdx.x / (unsigned)g.bx, rest = blockIdx.x / g.tiles;
+    at.tx = threadIdx.x - ty * (unsigned)g.bx;
+    at.tile = blockIdx.x - rest * g.tiles;
+    at.part = rest / g.channels;
+    at.channel = rest - at.part * g.channels;
+    at.row = at.part * g.rows_per_block;
+    at.row_end = at.row + g.rows_per_block < g.rows ? at.row + g.rows_per_block : g.rows;
+    at.row += ty;
+    at.col_begin = at.tile * g.cols_per_block;
+    at.col_end = at.col_begin + g.cols_per_block < g.cols ? at.col_begin + g.cols_per_block : g.cols;
+    if (ty >= (unsigned)g.by) at.row_end = at.row; // threads beyond the last whole row of threads
+    return at;
+}
+// Elements low .. high - 1 of a vector: all of them, or those of a plane's ends one by one. The rest become zero.
+template <int size, int vec>
+KFI_DEVICE void kfi_load_part(void *dst, const void *src, int low, int high)
+{
+    if (low <= 0 && high >= vec) {
+        kfi_copy<size * vec>(dst, src);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) {
+            const unsigned long long zero = 0;
+            kfi_copy<size>((char *)dst + e * size, e >= low && e < high ? (const char *)src + e * size : (const char *)&zero);
+        }
+    }
+}
+template <int size, int vec>
+KFI_DEVICE void kfi_store_part(void *dst, const void *src, int low, int high)
+{
+    if (low <= 0 && high >= vec) {
+        kfi_copy<size * vec>(dst, src);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e >= low && e < high) kfi_copy<size>((char *)dst + e * size, (const char *)src + e * size);
+    }
 }
 
 // Adds up a block's sums and writes them to its row of the partial sums: one value for its channel (plane), or one per
@@ -129,19 +204,17 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         __syncthreads();
         if (threadIdx.x == 0) {
             for (unsigned w = 1; w < blockDim.x / 32; ++w) total += buffer[w];
-            const unsigned tile = blockIdx.x - kfi_divide(blockIdx.x, g.tiles) * g.tiles.d;
-            partial[((kf_i64)at.part * g.tiles.d + tile) * g.channels.d + at.channel] = total;
+            partial[((kf_i64)at.part * g.tiles + at.tile) * g.channels + at.channel] = total;
         }
     } else {
 #pragma unroll
         for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
         __syncthreads();
         const int width = g.bx * vec;
-        const kf_i64 first = at.col - (kf_i64)at.tx * vec;
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             float total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (first + c < at.col_end) partial[(kf_i64)at.part * g.cols + first + c] = total;
+            if (at.col_begin + c < at.col_end) partial[at.part * g.cols + at.col_begin + c] = total;
         }
     }
 }
@@ -159,19 +232,17 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
         __syncthreads();
         if (threadIdx.x == 0) {
             for (unsigned w = 1; w < blockDim.x / 32; ++w) total += buffer[w];
-            const unsigned tile = blockIdx.x - kfi_divide(blockIdx.x, g.tiles) * g.tiles.d;
-            partial[((kf_i64)at.part * g.tiles.d + tile) * g.channels.d + at.channel] = total;
+            partial[((kf_i64)at.part * g.tiles + at.tile) * g.channels + at.channel] = total;
         }
     } else {
 #pragma unroll
         for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
         __syncthreads();
         const int width = g.bx * vec;
-        const kf_i64 first = at.col - (kf_i64)at.tx * vec;
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             double total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (first + c < at.col_end) partial[(kf_i64)at.part * g.cols + first + c] = total;
+            if (at.col_begin + c < at.col_end) partial[at.part * g.cols + at.col_begin + c] = total;
         }
     }
 }
@@ -214,23 +285,24 @@ KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partia
 
 KF_FN kfi_divisor kfi_make_divisor(kf_i64 d)
 {
-    kfi_divisor r = {(unsigned)d, 0, 0};
-    if (d > 1) { // ceil(2^(31 + bits) / d) fits 32 bits and is exact for numerators below 2^31
+    kfi_divisor r = {(kfi_u64)d, 0, ~(kfi_u64)0, 0};
+    if (d > 1) { // ceil(2^(63 + bits) / d): below 2^64, exact for numerators below 2^63
         int bits = 0;
-        while (((kf_i64)1 << bits) < d) ++bits;
-        r.multiplier = (unsigned)((((kfi_u64)1 << (31 + bits)) + (kfi_u64)d - 1) / (kfi_u64)d);
+        while (((kfi_u64)1 << bits) < (kfi_u64)d) ++bits;
+        const unsigned __int128 top = (unsigned __int128)1 << (63 + bits);
+        r.multiplier = (kfi_u64)((top + (kfi_u64)d - 1) / (kfi_u64)d);
         r.shift = (unsigned)(bits - 1);
+        r.one = 0;
     }
     return r;
 }
 
-// What the kernels of one op x dtypes look like; kernels[]: {vector, unroll}, {vector, 1}, {1, 1}, and for channel ops
-// the same three for planes.
+// What the kernels of one op x dtypes look like.
 struct kfi_map {
     kfi_name name;
     const kfi_operand *operands;
     int count;
-    const void *const *kernels;
+    const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
     int sums;     // outputs reduced to rows or channels
@@ -241,7 +313,22 @@ KF_FN kf_i64 kfi_ceil(kf_i64 a, kf_i64 b) { return (a + b - 1) / b; }
 KF_FN kf_i64 kfi_clamp(kf_i64 v, kf_i64 low, kf_i64 high) { return v > high ? (high < low ? low : high) : v < low ? low : v; }
 
 // Blocks that fill the largest GPU a few times over: below this many, smaller blocks are worth more than long threads.
+#ifndef KFI_MAP_FILL
 #define KFI_MAP_FILL 1056
+#endif
+
+// n elements, `wide` of the kernel's vectors per block where there is enough work. which: of kernels[], {vector, unroll},
+// {vector, 1} and {1, 1}, the first one that is possible.
+KF_FN kf_result_t kfi_launch_each(const kfi_map &m, const void *const *kernels, kf_i64 n, bool vectors, void **args, cudaStream_t stream)
+{
+    const kf_i64 wide = (kf_i64)KFI_MAP_THREADS * m.vec * m.unroll;
+    const int which = !vectors ? 2 : m.unroll > 1 && kfi_ceil(n, wide) >= KFI_MAP_FILL ? 0 : 1;
+    const kf_i64 per_block = which == 0 ? wide : which == 1 ? (kf_i64)KFI_MAP_THREADS * m.vec : KFI_MAP_THREADS, blocks = kfi_ceil(n, per_block);
+    if (blocks > 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "%lld elements, expected at most %lld for this alignment", (long long)n,
+                        (long long)(per_block * 0x7fffffff));
+    return kfi_launch(&m.name, kernels[which], dim3((unsigned)blocks), KFI_MAP_THREADS, args, stream);
+}
 
 KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, void **args, cudaStream_t stream)
 {
@@ -251,15 +338,27 @@ KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, void **args, cudaStre
     if (result != KF_SUCCESS || n == 0) return result;
     result = kfi_check_operands(&m.name, m.operands, m.count, &shape);
     if (result != KF_SUCCESS) return result;
-    const bool aligned = kfi_is_aligned(m.operands, m.count, 16);
-    const kf_i64 wide = (kf_i64)KFI_MAP_THREADS * m.vec * m.unroll;
-    const int which = !aligned ? 2 : kfi_ceil(n, wide) >= KFI_MAP_FILL ? 0 : 1;
-    const kf_i64 per_block = which == 0 ? wide : which == 1 ? wide / m.unroll : KFI_MAP_THREADS;
-    const kf_i64 blocks = kfi_ceil(n, per_block);
-    if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "n is %lld, expected at most %lld for this alignment", (long long)n,
-                        (long long)(per_block * 0x7fffffff));
-    return kfi_launch(&m.name, m.kernels[which], dim3((unsigned)blocks), KFI_MAP_THREADS, args, stream);
+    return kfi_launch_each(m, m.kernels, n, kfi_is_aligned(m.operands, m.count, 16), args, stream);
+}
+
+// Rows x cols, or outer x channels x inner (channels > 0). kernels[]: three for whole vectors in a row, three for rows of
+// any length (not for halves: their rows are apart), three for planes (channel ops). g, count: kernel arguments to fill in.
+KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, bool halves, kfi_rows *g,
+                               kf_i64 *count, void **args, cudaStream_t stream)
+{
+    const kfi_shape shape = {rows, channels, cols};
+    *count = rows * cols * (is_channel ? channels : 1);
+    if (*count == 0) return KF_SUCCESS;
+    const kf_result_t result = kfi_check_operands(&m.name, m.operands, m.count, &shape);
+    if (result != KF_SUCCESS) return result;
+    const bool plane = is_channel && cols > 1;
+    if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
+    const bool aligned = kfi_is_aligned(m.operands, m.count, 16), whole = cols % m.vec == 0;
+    const bool vectors = aligned && cols >= m.vec && (whole || !halves);
+    g->cols = cols;
+    g->width = kfi_make_divisor(plane || !vectors || !whole ? cols : cols / m.vec);
+    g->channels = kfi_make_divisor(is_channel ? channels : 1);
+    return kfi_launch_each(m, m.kernels + (plane ? 6 : vectors && !whole ? 3 : 0), *count, vectors, args, stream);
 }
 
 // The parts into which a reduced gradient is split: by the shape alone, so that results depend on nothing else and the
@@ -289,15 +388,14 @@ KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int si
     return (size_t)(p.rows * p.tiles * count) * (size_t)(sums * acc_size);
 }
 
-// rows x cols, or outer x channels x inner (channels > 0). grid: the argument of the kernel that this fills in;
-// partial: likewise. sums: where the reduced gradients go, and the kernel that adds up their partial rows.
-KF_FN kf_result_t kfi_map_grid(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, kfi_grid *g, void **args, kfi_sums *s,
-                               const void *sum_kernel, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+// The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernel
+// adds up the partial sums of sums.
+KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
+                              kfi_sums *s, const void *sum_kernel, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    const kf_i64 size_of_sum = channels > 0 ? channels : cols;
     const kfi_shape shape = {rows, channels, cols};
-    const kf_i64 elements = rows * cols * (channels > 0 ? channels : 1);
-    if (m.sums ? size_of_sum == 0 : elements == 0) return KF_SUCCESS;
+    s->count = is_channel ? channels : cols;
+    if (s->count == 0) return KF_SUCCESS;
     kf_result_t result = kfi_check_operands(&m.name, m.operands, m.count, &shape);
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
@@ -306,54 +404,38 @@ KF_FN kf_result_t kfi_map_grid(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
-    const bool plane = channels > 0 && cols > 1;
-    if (channels > 0 && !plane) { // NHWC: the channels are the columns
+    const bool plane = is_channel && cols > 1;
+    if (is_channel && !plane) {
         if (cols == 0) rows = 0;
         cols = channels;
     }
-    const bool aligned = cols % m.vec == 0 && kfi_is_aligned(m.operands, m.count, 16);
+    const bool aligned = kfi_is_aligned(m.operands, m.count, 16) && (plane || cols % m.vec == 0);
     const int vec = aligned ? m.vec : 1;
-    int unroll = aligned ? m.unroll : 1;
-    const kf_i64 vectors = kfi_ceil(cols, vec), tiles = kfi_ceil(vectors, KFI_MAP_THREADS);
+    const kfi_parts p = kfi_split(rows, channels, cols, plane, m.size);
     g->rows = rows;
     g->cols = cols;
-    g->stride = plane ? channels * cols : cols;
-    g->bx = (int)kfi_ceil(vectors, tiles > 0 ? tiles : 1);
-    if (g->bx < 1) g->bx = 1;
-    if (plane && g->bx > 64) g->bx = (int)kfi_clamp(kfi_ceil(vectors, unroll), 64, KFI_MAP_THREADS);
-    g->by = KFI_MAP_THREADS / g->bx;
-    if (m.sums) {
-        const kfi_parts p = kfi_split(rows, channels, cols, plane, m.size);
-        g->rows_per_block = kfi_ceil(rows, p.rows);
-        g->cols_per_block = plane ? kfi_ceil(kfi_ceil(cols, p.tiles), m.vec) * m.vec : (kf_i64)g->bx * vec;
-        g->tiles = kfi_make_divisor(plane ? p.tiles : kfi_ceil(cols, g->cols_per_block));
-        s->parts = p.rows * p.tiles;
-        s->count = size_of_sum;
-        s->partial = wanted ? workspace : nullptr;
+    g->rows_per_block = kfi_ceil(rows, p.rows);
+    g->channels = (unsigned)(plane ? channels : 1);
+    if (plane) { // one vector more than the columns fill: a plane begins anywhere in its first
+        g->cols_per_block = kfi_ceil(kfi_ceil(cols, p.tiles), m.vec) * m.vec;
+        g->tiles = (unsigned)p.tiles;
+        const kf_i64 vectors = kfi_ceil(g->cols_per_block < cols ? g->cols_per_block : cols, vec) + (vec > 1);
+        g->bx = (int)kfi_ceil(vectors, kfi_ceil(vectors, KFI_MAP_THREADS));
     } else {
-        kf_i64 rows_per_step = (kf_i64)g->by * (plane ? 1 : unroll), cols_per_step = (kf_i64)g->bx * vec * (plane ? unroll : 1);
-        const kf_i64 blocks = kfi_ceil(rows, rows_per_step) * kfi_ceil(cols, cols_per_step) * (plane ? channels : 1);
-        if (blocks < KFI_MAP_FILL && unroll > 1) {
-            unroll = 1;
-            rows_per_step = g->by;
-            cols_per_step = (kf_i64)g->bx * vec;
-        }
-        g->cols_per_block = cols_per_step;
-        g->tiles = kfi_make_divisor(kfi_ceil(cols, cols_per_step));
-        const kf_i64 others = (kf_i64)g->tiles.d * (plane ? channels : 1);
-        const kf_i64 steps = kfi_ceil(kfi_ceil(rows, rows_per_step) * others, 0x7fffffff); // 1 but for the largest tensors
-        g->rows_per_block = rows_per_step * steps;
+        const kf_i64 vectors = kfi_ceil(cols, vec);
+        g->bx = (int)kfi_ceil(vectors, kfi_ceil(vectors, KFI_MAP_THREADS));
+        g->cols_per_block = (kf_i64)g->bx * vec;
+        g->tiles = (unsigned)kfi_ceil(cols, g->cols_per_block);
     }
-    g->channels = kfi_make_divisor(plane ? channels : 1);
-    g->bx_divisor = kfi_make_divisor(g->bx);
-    const kf_i64 row_blocks = m.sums ? s->parts / (plane ? (kf_i64)g->tiles.d : 1) : kfi_ceil(rows, g->rows_per_block);
-    const kf_i64 blocks = row_blocks * g->tiles.d * g->channels.d;
-    if (blocks > 0x7fffffff || cols / vec / KFI_MAP_THREADS > 0x7fffffff)
+    g->by = KFI_MAP_THREADS / g->bx;
+    s->parts = p.rows * p.tiles;
+    s->partial = wanted ? workspace : nullptr;
+    const kf_i64 blocks = p.rows * (plane ? p.tiles * channels : kfi_ceil(cols, g->cols_per_block));
+    if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "%lld x %lld elements need more blocks than a launch may have", (long long)rows,
                         (long long)cols);
-    const int which = (plane ? 3 : 0) + (!aligned ? 2 : unroll > 1 ? 0 : 1);
     const unsigned threads = (unsigned)kfi_ceil((kf_i64)g->bx * g->by, 32) * 32;
-    result = kfi_launch(&m.name, m.kernels[which], dim3((unsigned)blocks), threads, args, stream);
+    result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !aligned], dim3((unsigned)blocks), threads, args, stream);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
     return kfi_launch(&m.name, sum_kernel, dim3((unsigned)kfi_ceil(s->count, KFI_SUM_LANES), (unsigned)m.sums),

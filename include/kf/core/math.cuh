@@ -160,8 +160,9 @@ KFI_DEVICE double kfi_sigmoid_f64(double x) {
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
 KFI_DEVICE float kfi_sigmoid_lp(float x) {
-  const float e = kfi_ex2_ftz(__fmaf_rn(x, -1.44269504f, -10.0f));
-  return 0x1p-10f * kfi_rcp_ftz(e + 0x1p-10f);
+  // Scaled by 2^-24, so that x * sigmoid(x) is right down to bf16's smallest: sigmoid itself is below that by then.
+  const float e = kfi_ex2_ftz(__fmaf_rn(x, -1.44269504f, -24.0f));
+  return 0x1p-24f * kfi_rcp_ftz(e + 0x1p-24f);
 }
 
 KFI_DEVICE float kfi_erf_f32(float x) { return erff(x); }

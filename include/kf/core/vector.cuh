@@ -62,22 +62,6 @@ KFI_DEVICE void kfi_store_flat(void *dst, const void *src, kf_i64 step, kf_i64 l
                 if (u * step + e < left) kfi_copy<size>((char *)dst + (u * step + e) * size, (const char *)src + (u * vec + e) * size);
     }
 }
-// The same for whole vectors only: the first `valid` of `unroll`.
-template <int size, int vec, int unroll>
-KFI_DEVICE void kfi_load_rows(void *dst, const void *src, kf_i64 step, int valid)
-{
-#pragma unroll
-    for (int u = 0; u < unroll; ++u)
-        if (u < valid) kfi_copy<size * vec>((char *)dst + u * (size * vec), (const char *)src + u * step * size);
-}
-template <int size, int vec, int unroll>
-KFI_DEVICE void kfi_store_rows(void *dst, const void *src, kf_i64 step, int valid)
-{
-#pragma unroll
-    for (int u = 0; u < unroll; ++u)
-        if (u < valid) kfi_copy<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
-}
-
 // Storage to compute type, exactly.
 template <int vec>
 KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a result must say about where it was measured."""
+
+import pathlib
+import platform
+import re
+import subprocess
+
+
+def _run(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _first(pattern, text):
+    found = re.search(pattern, text or "")
+    return found.group(1).strip() if found else None
+
+
+def clocks():
+    """{what: value} of the GPU as it is now; nothing is set."""
+    fields = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"]
+    text = _run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    return dict(zip(fields, text.splitlines()[0].split(", "))) if text else None
+
+
+def describe(backend, compiler, flags, threads):
+    import torch
+    try:
+        cpu = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        cpu = ""
+    found = {"cpu": _first(r"model name\s*:\s*(.*)", cpu) or platform.processor(), "system": platform.system(), "python": platform.python_version(),
+             "torch": torch.__version__, "flags": " ".join(flags)}
+    if backend == "cuda":
+        import triton
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count, "l2_mib": properties.L2_cache_size / 2**20,
+                  "driver": (_run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").splitlines()[:1],
+                  "torch_cuda": torch.version.cuda, "triton": triton.__version__, "nvcc": _first(r"release .*?V([\d.]+)", _run(compiler, "--version"))}
+    else:
+        vectors = [w for w in ("avx2", "avx512f", "avx512bw", "avx512_bf16") if re.search(rf"\b{w}\b", cpu)]
+        found |= {"vectors": vectors, "threads": threads, "compiler": (_run(compiler, "--version") or "").split("\n")[0],
+                  "torch_vectors": torch.backends.cpu.get_cpu_capability()}
+    return found

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch side: every op and activation as a PyTorch user writes it, and the gradients in closed form.
+
+forward(f)   the user's formula. In float64, with its autograd, it is also what kf's results are checked against.
+backward(f)  all gradients from the inputs and the incoming gradient, in one function and in the dtype it is given: what
+             torch.compile turns into one kernel, reading and writing what kf's backward reads and writes.
+
+An op is a function of (act, t, s, drop): the activation, the tensors by name, the scalars, the dropout.
+"""
+
+import torch
+import torch.nn.functional as F
+
+aten = torch.ops.aten
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
+ACTIVATIONS = {
+    "none": lambda x, s: x,
+    "relu": lambda x, s: F.relu(x),
+    "leaky_relu": lambda x, s: F.leaky_relu(x, s["negative_slope"]),
+    "relu6": lambda x, s: F.relu6(x),
+    "relu_squared": lambda x, s: F.relu(x).square(),
+    "elu": lambda x, s: F.elu(x, s["elu_alpha"]),
+    "selu": lambda x, s: F.selu(x),
+    "gelu": lambda x, s: F.gelu(x),
+    "gelu_tanh": lambda x, s: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x, s: x * torch.sigmoid(1.702 * x),
+    "silu": lambda x, s: F.silu(x),
+    "sigmoid": lambda x, s: torch.sigmoid(x),
+    "hard_sigmoid": lambda x, s: F.hardsigmoid(x),
+    "hardswish": lambda x, s: F.hardswish(x),
+    "tanh": lambda x, s: torch.tanh(x),
+    "hardtanh": lambda x, s: F.hardtanh(x, s["min_val"], s["max_val"]),
+    "softplus": lambda x, s: F.softplus(x),
+    "softsign": lambda x, s: F.softsign(x),
+    "mish": lambda x, s: F.mish(x),
+}
+
+
+def _quick_gelu_bwd(x, d, s):
+    y = torch.sigmoid(1.702 * x)
+    return d * (y + 1.702 * x * y * (1 - y))
+
+
+def _sigmoid_bwd(x, d, s):
+    y = torch.sigmoid(x)
+    return d * (y * (1 - y))
+
+
+def _tanh_bwd(x, d, s):
+    y = torch.tanh(x)
+    return d * (1 - y * y)
+
+
+def _softsign_bwd(x, d, s):
+    r = 1 / (1 + x.abs())
+    return d * r * r
+
+
+ACTIVATIONS_BWD = {
+    "none": lambda x, d, s: d,
+    "relu": lambda x, d, s: aten.threshold_backward(d, x, 0),
+    "leaky_relu": lambda x, d, s: aten.leaky_relu_backward(d, x, s["negative_slope"], False),
+    "relu6": lambda x, d, s: aten.hardtanh_backward(d, x, 0.0, 6.0),
+    "relu_squared": lambda x, d, s: d * (2 * F.relu(x)),
+    "elu": lambda x, d, s: aten.elu_backward(d, s["elu_alpha"], 1.0, 1.0, False, x),
+    "selu": lambda x, d, s: aten.elu_backward(d, SELU_ALPHA, SELU_SCALE, 1.0, False, x),
+    "gelu": lambda x, d, s: aten.gelu_backward(d, x),
+    "gelu_tanh": lambda x, d, s: aten.gelu_backward(d, x, approximate="tanh"),
+    "quick_gelu": _quick_gelu_bwd,
+    "silu": lambda x, d, s: aten.silu_backward(d, x),
+    "sigmoid": _sigmoid_bwd,
+    "hard_sigmoid": lambda x, d, s: aten.hardsigmoid_backward(d, x),
+    "hardswish": lambda x, d, s: aten.hardswish_backward(d, x),
+    "tanh": _tanh_bwd,
+    "hardtanh": lambda x, d, s: aten.hardtanh_backward(d, x, s["min_val"], s["max_val"]),
+    "softplus": lambda x, d, s: aten.softplus_backward(d, x, 1.0, 20.0),
+    "softsign": _softsign_bwd,
+    "mish": lambda x, d, s: aten.mish_backward(d, x),
+}
+
+
+def _glu(act, t, s, drop):
+    gate, up = t["x"].chunk(2, dim=-1)
+    return act(gate) * up
+
+
+FORWARD = {
+    "{act}": lambda act, t, s, drop: act(t["x"]),
+    "add_{act}": lambda act, t, s, drop: act(t["a"] + t["b"]),
+    "sub_{act}": lambda act, t, s, drop: act(t["a"] - t["b"]),
+    "mul_{act}": lambda act, t, s, drop: act(t["a"] * t["b"]),
+    "div_{act}": lambda act, t, s, drop: act(t["a"] / t["b"]),
+    "maximum_{act}": lambda act, t, s, drop: act(torch.maximum(t["a"], t["b"])),
+    "minimum_{act}": lambda act, t, s, drop: act(torch.minimum(t["a"], t["b"])),
+    "axpby_{act}": lambda act, t, s, drop: act(s["alpha"] * t["a"] + s["beta"] * t["b"]),
+    "bias_{act}": lambda act, t, s, drop: act(t["x"] + t["bias"]),
+    "bias_{act}_add": lambda act, t, s, drop: act(t["x"] + t["bias"]) + t["residual"],
+    "{act}_scale": lambda act, t, s, drop: act(t["x"]) * s["s"],
+    "prelu_bias": lambda act, t, s, drop: F.prelu(t["x"], t["alpha"]) + t["bias"],
+    "{act}_mul": lambda act, t, s, drop: act(t["gate"]) * t["up"],
+    "{act}_glu": _glu,
+    "batch_norm_{act}": lambda act, t, s, drop: act(F.batch_norm(t["x"], t["mean"], t["var"], t["weight"], t["bias"], False, 0.0, s["eps"])),
+    "{act}_dropout": lambda act, t, s, drop: drop(act(t["x"])),
+    "bias_{act}_dropout": lambda act, t, s, drop: drop(act(t["x"] + t["bias"])),
+    "bias_dropout_add": lambda act, t, s, drop: drop(t["x"] + t["bias"]) + t["residual"],
+}
+
+
+def _both(da, db):
+    return {"da": da, "db": db}
+
+
+def _extremum_bwd(larger, act_bwd, t, d):
+    """A tie gives each half of the gradient."""
+    a, b = t["a"], t["b"]
+    dz = act_bwd(torch.maximum(a, b) if larger else torch.minimum(a, b), d)
+    first, second = (a > b, a < b) if larger else (a < b, a > b)
+    half = dz * 0.5
+    return _both(torch.where(first, dz, torch.where(second, 0, half)), torch.where(second, dz, torch.where(first, 0, half)))
+
+
+def _div_bwd(act, act_bwd, t, s, drop, d):
+    z = t["a"] / t["b"]
+    da = act_bwd(z, d) / t["b"]
+    return _both(da, -da * z)
+
+
+def _mul_bwd(act, act_bwd, t, s, drop, d):
+    dz = act_bwd(t["a"] * t["b"], d)
+    return _both(dz * t["b"], dz * t["a"])
+
+
+def _axpby_bwd(act, act_bwd, t, s, drop, d):
+    dz = act_bwd(s["alpha"] * t["a"] + s["beta"] * t["b"], d)
+    return _both(s["alpha"] * dz, s["beta"] * dz)
+
+
+def _add_bwd(act, act_bwd, t, s, drop, d):
+    dz = act_bwd(t["a"] + t["b"], d)
+    return _both(dz, dz)
+
+
+def _sub_bwd(act, act_bwd, t, s, drop, d):
+    dz = act_bwd(t["a"] - t["b"], d)
+    return _both(dz, -dz)
+
+
+def _bias_bwd(act, act_bwd, t, s, drop, d):
+    dz = act_bwd(t["x"] + t["bias"], drop(d))
+    return {"dx": dz, "dbias": dz.sum(0), "dresidual": d}
+
+
+def _prelu_bwd(act, act_bwd, t, s, drop, d):
+    x, positive = t["x"], t["x"] > 0
+    return {"dx": torch.where(positive, d, t["alpha"] * d), "dalpha": torch.where(positive, 0, x * d).sum(0), "dbias": d.sum(0)}
+
+
+def _gated(act, act_bwd, gate, up, d):
+    return act_bwd(gate, d * up), act(gate) * d
+
+
+def _mul_gated_bwd(act, act_bwd, t, s, drop, d):
+    dgate, dup = _gated(act, act_bwd, t["gate"], t["up"], d)
+    return {"dgate": dgate, "dup": dup}
+
+
+def _glu_bwd(act, act_bwd, t, s, drop, d):
+    return {"dx": torch.cat(_gated(act, act_bwd, *t["x"].chunk(2, dim=-1), d), dim=-1)}
+
+
+def _batch_norm_bwd(act, act_bwd, t, s, drop, d):
+    mean, weight, bias = (t[n][None, :, None] for n in ("mean", "weight", "bias"))
+    rstd = torch.rsqrt(t["var"] + s["eps"])[None, :, None]
+    xhat = (t["x"] - mean) * rstd
+    dz = act_bwd(xhat * weight + bias, d)
+    return {"dx": dz * (rstd * weight), "dweight": (dz * xhat).sum((0, 2)), "dbias": dz.sum((0, 2))}
+
+
+BACKWARD = {
+    "{act}": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d)},
+    "add_{act}": _add_bwd,
+    "sub_{act}": _sub_bwd,
+    "mul_{act}": _mul_bwd,
+    "div_{act}": _div_bwd,
+    "maximum_{act}": lambda act, act_bwd, t, s, drop, d: _extremum_bwd(True, act_bwd, t, d),
+    "minimum_{act}": lambda act, act_bwd, t, s, drop, d: _extremum_bwd(False, act_bwd, t, d),
+    "axpby_{act}": _axpby_bwd,
+    "bias_{act}": _bias_bwd,
+    "bias_{act}_add": _bias_bwd,
+    "{act}_scale": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d * s["s"])},
+    "prelu_bias": _prelu_bwd,
+    "{act}_mul": _mul_gated_bwd,
+    "{act}_glu": _glu_bwd,
+    "batch_norm_{act}": _batch_norm_bwd,
+    "{act}_dropout": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], drop(d))},
+    "bias_{act}_dropout": _bias_bwd,
+    "bias_dropout_add": _bias_bwd,
+}
+
+TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+
+
+def no_drop(y):
+    return y
+
+
+def torch_dropout(p):
+    return lambda y: F.dropout(y, p, training=True)
+
+
+def random_mask(p):
+    """The dropout of a closed-form gradient: it draws the mask again, as kf does, and reads none."""
+    scale = 1.0 / (1.0 - p)
+    return lambda d: torch.where(torch.rand_like(d) >= p, d * scale, 0)
+
+
+def forward(f, drop=no_drop):
+    """names, fn: the user's formula as a function of the inputs in the order of names."""
+    names = [a["name"] for a in f["arguments"] if a["role"] == "in" and not (f["bwd"] and a["name"] == "dout")]
+    if f["op"] == "cast":
+        to = TORCH[f["dtypes"][-1]]
+        return names, lambda x: x.to(to)
+    scalars, act, op = f["scalars"], ACTIVATIONS[f["activation"]], FORWARD[f["op"]]
+    return names, lambda *xs: op(lambda x: act(x, scalars), dict(zip(names, xs)), scalars, drop)
+
+
+def backward(f, outputs, drop=no_drop):
+    """names, fn: the gradients `outputs` (entries of the manifest), computed in float32 and rounded once.
+
+    An input that the derivative does not read is passed all the same: the compiler drops what comes of it.
+    """
+    names = [a["name"] for a in f["arguments"] if a["role"] == "in"]
+    scalars, act, act_bwd, op = f["scalars"], ACTIVATIONS[f["activation"]], ACTIVATIONS_BWD[f["activation"]], BACKWARD[f["op"]]
+    wanted = [(a["name"], TORCH[a["dtype"]]) for a in outputs]
+
+    def fn(*xs):
+        t = {n: x.float() for n, x in zip(names, xs)}
+        found = op(lambda x: act(x, scalars), lambda x, d: act_bwd(x, d, scalars), t, scalars, drop, t["dout"])
+        return tuple(_fresh(found[n], t["dout"]).to(dtype) for n, dtype in wanted)
+
+    return names, fn
+
+
+def _fresh(gradient, dout):
+    return gradient.clone() if gradient is dout else gradient

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times several contenders in interleaved rounds.
+
+A contender is a function of the number of a tensor set; the sets are cycled through, so that no call finds its inputs in
+the cache. Rounds run A B C C B A: a drift of the clocks meets all of them alike. Times are seconds per call.
+"""
+
+import collections
+import math
+import statistics
+import time
+
+import torch
+
+GRAPH_BELOW = 150e-6   # below this a call is timed inside a CUDA graph, where no host code runs between two calls
+BATCH = 2e-3           # about what one sample takes
+
+
+def summary(samples):
+    q = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
+    return {"us": statistics.median(samples) * 1e6, "iqr_us": (q[2] - q[0]) * 1e6, "min_us": min(samples) * 1e6, "samples": len(samples)}
+
+
+def interleave(names, rounds, sample):
+    """{name: samples} of rounds that go through the names forth and back."""
+    found = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in [*names, *reversed(names)]:
+            found[name].append(sample(name))
+    return found
+
+
+class Ring:
+    """Keeps the last results alive, so that the caching allocator cannot hand out one hot buffer call after call."""
+
+    def __init__(self, call, sets):
+        self.call, self.kept = call, collections.deque(maxlen=sets)
+
+    def __call__(self, i):
+        self.kept.append(self.call(i))
+
+
+class Cuda:
+    def __init__(self):
+        # Everything runs on one stream, the peers' forward passes too: graphs cannot be captured on the default one, and
+        # autograd runs a backward where its forward ran.
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self.pairs = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def _events(self, work):
+        start, stop = self.pairs
+        start.record(self.stream)
+        work()
+        stop.record(self.stream)
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e-3
+
+    def _estimate(self, call, sets):
+        for i in range(max(sets, 3)):  # a first call may load modules, and each set's may run its forward pass
+            call(i % sets)
+        return self._events(lambda: [call(i % sets) for i in range(4)]) / 4
+
+    def _graph(self, call, calls, sets):
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")  # autograd launches from a thread of its own
+        try:
+            for i in range(calls):
+                call(i % sets)
+        finally:
+            graph.capture_end()
+        graph.replay()
+        self.stream.synchronize()
+        return graph
+
+    def measure(self, contenders, sets, rounds):
+        """{name: summary, with how it was timed}; one that fails says why instead."""
+        failed, estimates = {}, {}
+        rings = {name: Ring(call, sets) for name, call in contenders.items()}
+        for name, ring in rings.items():
+            try:
+                estimates[name] = self._estimate(ring, sets)
+            except Exception as error:  # noqa: BLE001 (a peer that cannot run is a result, kf's own failure is raised below)
+                failed[name] = f"{type(error).__name__}: {error}"[:300]
+        if "kf" in failed:
+            raise RuntimeError(failed["kf"])
+        # One method for all: a graph hides launch costs, and must hide them on every side.
+        use_graph = min(estimates.values()) < GRAPH_BELOW
+        work, per_sample, how = {}, {}, {}
+        for name, estimate in estimates.items():
+            ring = rings[name]
+            calls = max(1, math.ceil(BATCH / max(estimate, 2e-6)))
+            if use_graph:
+                calls = math.ceil(min(calls, 256) / sets) * sets
+                try:
+                    graph = self._graph(ring, calls, sets)
+                    work[name], per_sample[name], how[name] = graph.replay, calls, "graph"
+                    continue
+                except Exception as error:  # noqa: BLE001
+                    torch.cuda.synchronize()
+                    if name == "kf":
+                        raise
+                    how[name] = f"events, no graph: {type(error).__name__}: {error}"[:200]
+            calls = min(calls, 20)
+            work[name], per_sample[name] = (lambda ring=ring, calls=calls: [ring(i % sets) for i in range(calls)]), calls
+            how.setdefault(name, "events")
+
+        def sample(name):
+            # One call ahead of the clock: the queue is never empty while it runs.
+            work[name]() if how[name] == "graph" else rings[name](0)
+            return self._events(work[name]) / per_sample[name]
+
+        samples = interleave(list(work), rounds, sample)
+        found = {name: summary(s) | {"how": how[name], "calls": per_sample[name]} for name, s in samples.items()}
+        return found | {name: {"failed": why} for name, why in failed.items()}
+
+
+class Cpu:
+    """One call per sample: at the sizes of a result a call takes milliseconds."""
+
+    def __init__(self, threads):
+        self.threads = threads
+
+    def measure(self, contenders, sets, rounds):
+        failed = {}
+        for name, call in list(contenders.items()):
+            try:
+                call(0)
+            except Exception as error:  # noqa: BLE001
+                if name == "kf":
+                    raise
+                failed[name] = f"{type(error).__name__}: {error}"[:300]
+        work = {name: call for name, call in contenders.items() if name not in failed}
+
+        def sample(name):
+            torch.set_num_threads(1 if name == "copy_1" else self.threads)
+            start = time.perf_counter()
+            kept = work[name](0)
+            taken = time.perf_counter() - start
+            del kept  # freeing a result is not part of the call
+            return taken
+
+        samples = interleave(list(work), rounds, sample)
+        torch.set_num_threads(self.threads)
+        return {name: summary(s) | {"how": "wall clock", "calls": 1} for name, s in samples.items()} | {
+            name: {"failed": why} for name, why in failed.items()}
