@@ -237,6 +237,8 @@ def _sub_bwd(e):
         dz = e.into("da")
         torch.sub(e.t["a"], e.t["b"], out=dz)
         e.apply_bwd(dz, e.t["dout"], dz)
+    elif "da" in e.o:
+        e.o["da"].copy_(dz)
     torch.neg(dz, out=e.o["db"])
 
 
@@ -293,7 +295,7 @@ def _scale_bwd(e):
 
 
 def _prelu_bwd(e):
-    dx, dalpha = aten._prelu_kernel_backward(e.t["x"], e.t["alpha"], e.t["dout"])  # no out= form
+    dx, dalpha = aten._prelu_kernel_backward(e.t["dout"], e.t["x"], e.t["alpha"])  # no out= form
     e.o["dx"].copy_(dx)
     torch.sum(dalpha, 0, out=e.o["dalpha"])
     torch.sum(e.t["dout"], 0, out=e.o["dbias"])

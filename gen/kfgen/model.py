@@ -243,9 +243,9 @@ class Kernel:
     def _schedule(self):
         sizes = [s.dtype.size for s in self.loads + self.stores]
         self.vec = 16 // max(sizes)
-        # One vector a thread is as fast as any for tensors that come from DRAM; the random bits of a dropout cost enough
+        # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
         # set-up to share (bench/NOTES.md).
-        self.unroll = 4 if self.keeps and not self.sums and not self.has_half else 1
+        self.unroll = 4 if self.keeps else 1 if not self.grid else 2 if len(self.row_loads) < 2 else 4
 
     # ---- emission ------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Kernel:
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
-        pick = "{}_f[mode == KFI_PLANES ? 0 : e]" if self.sums else "kfi_at<mode>({}_f, e, at)"
+        pick = "kfi_at<mode>({}_f, e, %s)" % ("span" if self.sums else "at")
         fixed = {node: pick.format(name) for name, node in self.rows}
         return self._emit(target, env, fixed)
 
@@ -404,30 +404,36 @@ class Kernel:
             return ""
         return f"if ({stream.name}{f' && {stream.name} != {stream.same_as}' if stream.same_as else ''}) "
 
-    def address(self, stream, half):
-        """The offset of a stream's part from its beginning."""
-        return "first" if stream.kind != "half" else "half_first + g.cols" if half else "half_first"
+    def address(self, stream, half, source=""):
+        """Of a stream's part: its offset[, the registers], its step and what is left of it."""
+        middle = f"{source}_v, " if source else ""
+        if stream.kind != "half":
+            return f"first, {middle}step, left"
+        return f"half_first{' + g.cols' if half else ''}, {middle}2 * step, full ? vec : 2 * left"
 
     def load_values(self, stream):
         """The statement that loads a row operand's values."""
         size = stream.dtype.size
-        if not self.sums:
-            return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
-        return (f"if (mode == KFI_PLANES || own < at.col_end) kfi_copy<{size} * width>({stream.name}_v, "
-                f"{stream.name} + (mode == KFI_PLANES ? at.channel : own))")
+        load = f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, {'span' if self.sums else 'at'})"
+        return f"if (at.row < at.row_end) {load}" if self.sums else load
+
+    @property
+    def sum_blocks(self):
+        """Blocks per SM that leave enough registers for a sum kernel's row values and sums."""
+        return 4 if len(self.rows) + len(self.sums) <= 2 else 3
 
     @property
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores]
-        found += ["kfi_grid g", "kfi_sums sums"] if self.sums else ["kf_i64 n"] + (["kfi_rows g"] if self.grid else [])
+        found += ["kfi_grid g", "kfi_sums sums"] if self.sums else ["kfi_each each"] + (["kfi_rows g"] if self.grid else [])
         found += [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.loads + self.row_loads + self.stores]
-        found += (["g", "sums"] if self.sums else ["count"] + (["g"] if self.grid else [])) + self.used_scalars
+        found += (["g", "sums"] if self.sums else ["each"] + (["g"] if self.grid else [])) + self.used_scalars
         return ", ".join("(void *)&" + f if f in {s.name for s in self.loads} else "&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
@@ -466,7 +472,11 @@ class Kernel:
 
     @property
     def shape(self):
-        return "outer, channels, inner" if self.has_channel else "rows, 0, cols"
+        return "outer, channels, inner, true" if self.has_channel else "rows, 0, cols, false"
+
+    @property
+    def cpu_shape(self):
+        return self.shape.replace("true", "1").replace("false", "0")
 
     @property
     def instances(self):
@@ -486,10 +496,9 @@ class Kernel:
         return [kernel(*s, mode) if s else "nullptr" for mode, of_mode in modes for s in of_mode]
 
     @property
-    def sum_kernel(self):
-        if not self.sums:
-            return "nullptr"
-        return f"(const void *)kfk_sum_partials<KF_{self.dtype.acc.word.upper()}, KF_{self.sums[0].dtype.word.upper()}>"
+    def sum_kernels(self):
+        codes = f"KF_{self.dtype.acc.word.upper()}, KF_{self.sums[0].dtype.word.upper()}"
+        return f"(const void *)kfk_sum_partials<{codes}>, (const void *)kfk_sum_planes<{codes}>"
 
     @property
     def operand_rows(self):

@@ -2,6 +2,7 @@
 """Renders the model through the templates. Same inputs give the same bytes; a file is touched only when its text changes."""
 
 import hashlib
+import os
 import pathlib
 import re
 
@@ -43,7 +44,7 @@ def write(path, text):
     if path.exists() and path.read_text() == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # two builds may write at the same time
     temporary.write_text(text)
     temporary.replace(path)
     return True

@@ -3,9 +3,10 @@
 //
 // each   one vector per thread (a few for dropout), whatever is broadcast: the vector's place among the rows or planes is
 //        found by one multiplication. Nothing is kept in flight by hand: 2,048 threads an SM, 16 bytes each, are enough.
-// sum    some gradient is reduced to a row or to channels. A block works on a rectangle of rows x columns: a thread keeps
-//        its columns, walks down the rows, and adds up in registers; partial sums go to the workspace, a second small
-//        kernel adds them. For channels with inner > 1 the rectangle lies in one channel.
+//        Several vectors per thread lie whole rows (or batches) apart, so that they share their row values.
+// sum    some gradient is reduced to a row or to channels. A block works on a rectangle of rows x columns (batches x
+//        channels * inner): a thread keeps its columns, walks down the rows, and adds up in registers; partial sums go to
+//        the workspace, a second small kernel adds them.
 #ifndef KF_CORE_MAP_CUH
 #define KF_CORE_MAP_CUH
 
@@ -14,9 +15,6 @@
 
 #ifndef KFI_MAP_THREADS // set by bench/tune.cu alone
 #define KFI_MAP_THREADS 256
-#endif
-#ifndef KFI_SUM_BLOCKS // per SM: keeps the registers of sum kernels at 64
-#define KFI_SUM_BLOCKS 4
 #endif
 
 // How row values are found. KFI_ROWS: rows hold whole vectors. KFI_PLANES: one value per channel and plane; a vector may
@@ -39,6 +37,12 @@ KFI_DEVICE kf_i64 kfi_divide(kf_i64 n, const kfi_divisor &d)
 struct kfi_rows {
     kfi_divisor width, channels;
     kf_i64 cols;
+};
+
+// The work of a thread: vector u begins at first + u * step, for first < own and below n.
+struct kfi_each {
+    kf_i64 n, own, step;
+    kf_i64 block; // from one block's first element to the next one's
 };
 
 // Where the row values of a vector lie.
@@ -134,79 +138,44 @@ KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
 KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v) { return word >= rng.threshold ? v : 0.0; }
 
 struct kfi_grid {
-    kf_i64 rows, cols;     // planes: outer and inner
+    kf_i64 rows, cols; // planes: batches, and channels * inner
     kf_i64 rows_per_block;
-    kf_i64 cols_per_block; // planes: the columns are cut into `tiles` of this many
-    unsigned tiles, channels;
-    int bx, by;            // threads along columns and along rows
+    unsigned tiles;    // of the columns
+    int bx, by;        // threads along columns and along rows
+    kfi_rows r;
+    kf_i64 slots;      // planes: channels that a tile may touch
 };
 
-// Where a thread begins, and the rectangle of its block.
+// What a thread of a sum kernel works on: one vector of columns, rows row, row + by, ... below row_end.
 struct kfi_place {
-    kf_i64 row, row_end, col_begin, col_end;
-    unsigned channel, tile, part, tx;
+    kf_i64 row, row_end, col, col_begin;
+    unsigned tile, part;
 };
+template <int vec>
 KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
 {
     kfi_place at;
-    const unsigned ty = threadIdx.x / (unsigned)g.bx, rest = blockIdx.x / g.tiles;
-    at.tx = threadIdx.x - ty * (unsigned)g.bx;
-    at.tile = blockIdx.x - rest * g.tiles;
-    at.part = rest / g.channels;
-    at.channel = rest - at.part * g.channels;
+    const unsigned ty = threadIdx.x / (unsigned)g.bx;
+    at.part = blockIdx.x / g.tiles;
+    at.tile = blockIdx.x - at.part * g.tiles;
     at.row = at.part * g.rows_per_block;
     at.row_end = at.row + g.rows_per_block < g.rows ? at.row + g.rows_per_block : g.rows;
     at.row += ty;
-    at.col_begin = at.tile * g.cols_per_block;
-    at.col_end = at.col_begin + g.cols_per_block < g.cols ? at.col_begin + g.cols_per_block : g.cols;
-    if (ty >= (unsigned)g.by) at.row_end = at.row; // threads beyond the last whole row of threads
+    at.col_begin = (kf_i64)at.tile * g.bx * vec;
+    at.col = at.col_begin + (threadIdx.x - ty * (unsigned)g.bx) * vec;
+    if (ty >= (unsigned)g.by || at.col >= g.cols) at.row_end = at.row; // nothing to do
     return at;
 }
-// Elements low .. high - 1 of a vector: all of them, or those of a plane's ends one by one. The rest become zero.
-template <int size, int vec>
-KFI_DEVICE void kfi_load_part(void *dst, const void *src, int low, int high)
-{
-    if (low <= 0 && high >= vec) {
-        kfi_copy<size * vec>(dst, src);
-    } else {
-#pragma unroll
-        for (int e = 0; e < vec; ++e) {
-            const unsigned long long zero = 0;
-            kfi_copy<size>((char *)dst + e * size, e >= low && e < high ? (const char *)src + e * size : (const char *)&zero);
-        }
-    }
-}
-template <int size, int vec>
-KFI_DEVICE void kfi_store_part(void *dst, const void *src, int low, int high)
-{
-    if (low <= 0 && high >= vec) {
-        kfi_copy<size * vec>(dst, src);
-    } else {
-#pragma unroll
-        for (int e = 0; e < vec; ++e)
-            if (e >= low && e < high) kfi_copy<size>((char *)dst + e * size, (const char *)src + e * size);
-    }
-}
 
-// Adds up a block's sums and writes them to its row of the partial sums: one value for its channel (plane), or one per
-// column. buffer: KFI_MAP_THREADS * vec values of shared memory. The order of the additions depends on the shape alone.
-template <int vec, int plane>
-KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at)
+// Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
+// touches. buffer: KFI_MAP_THREADS * max(vec, 2) values of shared memory. The order of the additions depends on the shape
+// alone.
+KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
+template <int vec, int mode>
+KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
 {
     __syncthreads(); // the buffer may still be read by the sum before
-    if (plane) {
-        float total = sum[0];
-#pragma unroll
-        for (int e = 1; e < vec; ++e) total += sum[e];
-#pragma unroll
-        for (int lane = 16; lane > 0; lane >>= 1) total += __shfl_xor_sync(0xffffffffu, total, lane);
-        if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = total;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (unsigned w = 1; w < blockDim.x / 32; ++w) total += buffer[w];
-            partial[((kf_i64)at.part * g.tiles + at.tile) * g.channels + at.channel] = total;
-        }
-    } else {
+    if (mode != KFI_PLANES) {
 #pragma unroll
         for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
         __syncthreads();
@@ -214,27 +183,37 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             float total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < at.col_end) partial[at.part * g.cols + at.col_begin + c] = total;
+            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
         }
+        return;
+    }
+    float own[2] = {0, 0}; // of the vector's two channels
+#pragma unroll
+    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
+    buffer[2 * threadIdx.x] = own[0];
+    buffer[2 * threadIdx.x + 1] = own[1];
+    __syncthreads();
+    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
+    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
+    const unsigned lane = threadIdx.x % 32;
+    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
+        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
+        const int from = begin > 0 ? (int)(begin / vec) : 0;
+        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
+        float total = 0;
+        if (begin < (kf_i64)g.bx * vec)
+            for (int y = 0; y < g.by; ++y)
+                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
     }
 }
-template <int vec, int plane>
-KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer, const kfi_grid &g, const kfi_place &at)
+template <int vec, int mode>
+KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
 {
     __syncthreads(); // the buffer may still be read by the sum before
-    if (plane) {
-        double total = sum[0];
-#pragma unroll
-        for (int e = 1; e < vec; ++e) total += sum[e];
-#pragma unroll
-        for (int lane = 16; lane > 0; lane >>= 1) total += __shfl_xor_sync(0xffffffffu, total, lane);
-        if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = total;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (unsigned w = 1; w < blockDim.x / 32; ++w) total += buffer[w];
-            partial[((kf_i64)at.part * g.tiles + at.tile) * g.channels + at.channel] = total;
-        }
-    } else {
+    if (mode != KFI_PLANES) {
 #pragma unroll
         for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
         __syncthreads();
@@ -242,8 +221,30 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             double total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < at.col_end) partial[at.part * g.cols + at.col_begin + c] = total;
+            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
         }
+        return;
+    }
+    double own[2] = {0, 0}; // of the vector's two channels
+#pragma unroll
+    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
+    buffer[2 * threadIdx.x] = own[0];
+    buffer[2 * threadIdx.x + 1] = own[1];
+    __syncthreads();
+    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
+    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
+    const unsigned lane = threadIdx.x % 32;
+    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
+        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
+        const int from = begin > 0 ? (int)(begin / vec) : 0;
+        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
+        double total = 0;
+        if (begin < (kf_i64)g.bx * vec)
+            for (int y = 0; y < g.by; ++y)
+                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
     }
 }
 
@@ -252,6 +253,7 @@ struct kfi_sums {
     void *partial; // sum k: `parts` rows of `count` values at partial + k * parts * count; NULL: no sums are wanted
     void *out[4];        // NULL is skipped
     kf_i64 parts, count;
+    kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };
 #define KFI_SUM_LANES 32
 #define KFI_SUM_GROUPS 8
@@ -277,6 +279,27 @@ KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partia
     if (group != 0 || i >= s.count || !s.out[blockIdx.y]) return;
     for (int k = 1; k < KFI_SUM_GROUPS; ++k) total += buffer[k][lane];
     kfi_store_sum(kfi_tag<dtype>(), s.out[blockIdx.y], i, total);
+}
+
+// The same for planes: a block per channel, over the tiles that touch it.
+template <int acc, int dtype>
+KFI_KERNEL void __launch_bounds__(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
+{
+    __shared__ double buffer[KFI_MAP_THREADS / 32];
+    const kf_i64 channel = blockIdx.x, begin = channel * s.inner, tile = begin / s.tile_cols;
+    const kf_i64 tiles = (begin + s.inner - 1) / s.tile_cols - tile + 1;
+    double total = 0.0;
+    for (kf_i64 k = threadIdx.x; k < s.parts * tiles; k += KFI_MAP_THREADS) {
+        const kf_i64 part = k / tiles, t = tile + k - part * tiles;
+        total += (double)kfi_load_sum(kfi_tag<acc>(), s.partial, ((blockIdx.y * s.parts + part) * s.tiles + t) * s.slots + channel - t * s.tile_cols / s.inner);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+    if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = total;
+    __syncthreads();
+    if (threadIdx.x != 0 || !s.out[blockIdx.y]) return;
+    for (int k = 1; k < KFI_MAP_THREADS / 32; ++k) total += buffer[k];
+    kfi_store_sum(kfi_tag<dtype>(), s.out[blockIdx.y], channel, total);
 }
 
 #ifndef __CUDACC_RTC__
@@ -317,20 +340,25 @@ KF_FN kf_i64 kfi_clamp(kf_i64 v, kf_i64 low, kf_i64 high) { return v > high ? (h
 #define KFI_MAP_FILL 1056
 #endif
 
-// n elements, `wide` of the kernel's vectors per block where there is enough work. which: of kernels[], {vector, unroll},
-// {vector, 1} and {1, 1}, the first one that is possible.
-KF_FN kf_result_t kfi_launch_each(const kfi_map &m, const void *const *kernels, kf_i64 n, bool vectors, void **args, cudaStream_t stream)
+// Threads for `n` elements: of kernels[] {vector, unroll}, {vector, 1} and {1, 1} the first that is possible and fills the
+// GPU. Vector u of a thread lies u * step elements behind its first; step 0: consecutive.
+KF_FN kf_result_t kfi_launch_each(const kfi_map &m, const void *const *kernels, kf_i64 n, bool vectors, kfi_each *e, kf_i64 step, void **args,
+                                  cudaStream_t stream)
 {
-    const kf_i64 wide = (kf_i64)KFI_MAP_THREADS * m.vec * m.unroll;
-    const int which = !vectors ? 2 : m.unroll > 1 && kfi_ceil(n, wide) >= KFI_MAP_FILL ? 0 : 1;
-    const kf_i64 per_block = which == 0 ? wide : which == 1 ? (kf_i64)KFI_MAP_THREADS * m.vec : KFI_MAP_THREADS, blocks = kfi_ceil(n, per_block);
+    const int vec = vectors ? m.vec : 1;
+    const bool wide = vectors && m.unroll > 1 && kfi_ceil(n, (kf_i64)KFI_MAP_THREADS * vec * m.unroll) >= KFI_MAP_FILL;
+    const int unroll = wide ? m.unroll : 1;
+    const kf_i64 threads = kfi_ceil(wide && step ? step : n, wide && step ? vec : (kf_i64)vec * unroll), blocks = kfi_ceil(threads, KFI_MAP_THREADS);
+    e->n = n;
+    e->step = wide && step ? step : (kf_i64)KFI_MAP_THREADS * vec;
+    e->own = wide && step ? step : n;
+    e->block = (kf_i64)KFI_MAP_THREADS * vec * (step ? 1 : unroll);
     if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "%lld elements, expected at most %lld for this alignment", (long long)n,
-                        (long long)(per_block * 0x7fffffff));
-    return kfi_launch(&m.name, kernels[which], dim3((unsigned)blocks), KFI_MAP_THREADS, args, stream);
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "%lld elements need more blocks than a launch may have at this alignment", (long long)n);
+    return kfi_launch(&m.name, kernels[wide ? 0 : vectors ? 1 : 2], dim3((unsigned)blocks), KFI_MAP_THREADS, args, stream);
 }
 
-KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, void **args, cudaStream_t stream)
+KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **args, cudaStream_t stream)
 {
     static const char *const words[] = {"n"};
     const kfi_shape shape = {1, 0, n};
@@ -338,17 +366,17 @@ KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, void **args, cudaStre
     if (result != KF_SUCCESS || n == 0) return result;
     result = kfi_check_operands(&m.name, m.operands, m.count, &shape);
     if (result != KF_SUCCESS) return result;
-    return kfi_launch_each(m, m.kernels, n, kfi_is_aligned(m.operands, m.count, 16), args, stream);
+    return kfi_launch_each(m, m.kernels, n, kfi_is_aligned(m.operands, m.count, 16), e, 0, args, stream);
 }
 
 // Rows x cols, or outer x channels x inner (channels > 0). kernels[]: three for whole vectors in a row, three for rows of
-// any length (not for halves: their rows are apart), three for planes (channel ops). g, count: kernel arguments to fill in.
+// any length (not for halves: their rows are apart), three for planes (channel ops). g, e: kernel arguments to fill in.
 KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, bool halves, kfi_rows *g,
-                               kf_i64 *count, void **args, cudaStream_t stream)
+                               kfi_each *e, void **args, cudaStream_t stream)
 {
     const kfi_shape shape = {rows, channels, cols};
-    *count = rows * cols * (is_channel ? channels : 1);
-    if (*count == 0) return KF_SUCCESS;
+    const kf_i64 n = rows * cols * (is_channel ? channels : 1);
+    if (n == 0) return KF_SUCCESS;
     const kf_result_t result = kfi_check_operands(&m.name, m.operands, m.count, &shape);
     if (result != KF_SUCCESS) return result;
     const bool plane = is_channel && cols > 1;
@@ -358,40 +386,57 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     g->cols = cols;
     g->width = kfi_make_divisor(plane || !vectors || !whole ? cols : cols / m.vec);
     g->channels = kfi_make_divisor(is_channel ? channels : 1);
-    return kfi_launch_each(m, m.kernels + (plane ? 6 : vectors && !whole ? 3 : 0), *count, vectors, args, stream);
+    // The vectors of a thread lie whole periods apart, as many as keep them aligned.
+    const kf_i64 period = plane ? channels * cols : cols;
+    kf_i64 unit = 1;
+    while (period * unit % m.vec != 0) unit *= 2;
+    const kf_i64 step = kfi_ceil(kfi_ceil(rows, m.unroll), unit) * unit * period;
+    return kfi_launch_each(m, m.kernels + (plane ? 6 : vectors && !whole ? 3 : 0), n, vectors, e, step, args, stream);
 }
 
 // The parts into which a reduced gradient is split: by the shape alone, so that results depend on nothing else and the
-// workspace can be asked for ahead of the call.
-struct kfi_parts {
-    kf_i64 rows, tiles; // per channel
-};
-KF_FN kfi_parts kfi_split(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool plane, int size)
+// workspace can be asked for ahead of the call. period: columns of a row, all channels' planes of a batch.
+KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, bool plane, int size)
 {
-    kfi_parts p = {1, 1};
-    if (plane) {
-        const kf_i64 wanted = kfi_clamp(kfi_ceil(KFI_MAP_FILL, channels), 1, kfi_ceil(rows * cols, 4096));
-        p.rows = kfi_clamp(wanted, 1, rows > 0 ? rows : 1);
-        p.tiles = kfi_clamp(wanted / p.rows, 1, kfi_ceil(cols, 4096));
-    } else {
-        const kf_i64 tiles = kfi_ceil(cols * size, KFI_MAP_THREADS * 16);
-        p.rows = kfi_clamp(KFI_MAP_FILL / 2 / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 16));
-    }
-    return p;
+    const kf_i64 tiles = kfi_ceil(period * size, KFI_MAP_THREADS * 16);
+    // A part of rows costs its columns in partial sums, one of planes next to nothing.
+    return plane ? kfi_clamp(4 * KFI_MAP_FILL / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 8))
+                 : kfi_clamp(KFI_MAP_FILL / 2 / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 16));
 }
-KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int size, int sums, int acc_size)
+KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
+KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int sums, int acc_size)
 {
-    const bool plane = channels > 0 && cols > 1;
-    const kf_i64 count = channels > 0 ? channels : cols;
-    if (rows < 0 || channels < 0 || cols < 0 || count == 0) return 0;
-    const kfi_parts p = kfi_split(rows, channels, channels > 0 && !plane ? channels : cols, plane, size);
-    return (size_t)(p.rows * p.tiles * count) * (size_t)(sums * acc_size);
+    if (rows < 0 || channels < 0 || cols < 0) return 0;
+    const bool plane = is_channel && cols > 1;
+    const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
+    kf_i64 values = period;
+    if (plane) { // enough for the narrow tiles of unaligned tensors
+        const kf_i64 tile = period < KFI_MAP_THREADS ? (period > 0 ? period : 1) : KFI_MAP_THREADS;
+        values = kfi_ceil(period, tile) * kfi_slots(tile, cols) + 2 * period / tile;
+    }
+    return (size_t)(kfi_split(rows, period, plane, size) * values) * (size_t)(sums * acc_size);
 }
 
-// The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernel
-// adds up the partial sums of sums.
+// Columns that a block of threads takes, as vectors: the widest of at least 16 that leave the fewest threads idle.
+KF_FN int kfi_block_width(kf_i64 vectors)
+{
+    int best = 0, best_used = 0;
+    for (kf_i64 tiles = kfi_ceil(vectors, KFI_MAP_THREADS); tiles < 64; ++tiles) {
+        const int bx = (int)kfi_ceil(vectors, tiles);
+        if (best && bx < 16) break;
+        const int used = (int)(1000 * vectors / (tiles * bx)) * (bx * (KFI_MAP_THREADS / bx)) / KFI_MAP_THREADS;
+        if (used > best_used + 30) {
+            best = bx;
+            best_used = used;
+        }
+    }
+    return best ? best : KFI_MAP_THREADS;
+}
+
+// The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
+// what adds up the partial sums, of rows and of planes.
 KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
-                              kfi_sums *s, const void *sum_kernel, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+                              kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     const kfi_shape shape = {rows, channels, cols};
     s->count = is_channel ? channels : cols;
@@ -400,46 +445,42 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, m.size, m.sums, m.acc_size) : 0;
+    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.sums, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
     const bool plane = is_channel && cols > 1;
-    if (is_channel && !plane) {
-        if (cols == 0) rows = 0;
-        cols = channels;
-    }
-    const bool aligned = kfi_is_aligned(m.operands, m.count, 16) && (plane || cols % m.vec == 0);
-    const int vec = aligned ? m.vec : 1;
-    const kfi_parts p = kfi_split(rows, channels, cols, plane, m.size);
+    const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
+    if (cols == 0) rows = 0;
+    const bool vectors = kfi_is_aligned(m.operands, m.count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
+    const int vec = vectors ? m.vec : 1;
+    const kf_i64 parts = kfi_split(rows, period, plane, m.size);
     g->rows = rows;
-    g->cols = cols;
-    g->rows_per_block = kfi_ceil(rows, p.rows);
-    g->channels = (unsigned)(plane ? channels : 1);
-    if (plane) { // one vector more than the columns fill: a plane begins anywhere in its first
-        g->cols_per_block = kfi_ceil(kfi_ceil(cols, p.tiles), m.vec) * m.vec;
-        g->tiles = (unsigned)p.tiles;
-        const kf_i64 vectors = kfi_ceil(g->cols_per_block < cols ? g->cols_per_block : cols, vec) + (vec > 1);
-        g->bx = (int)kfi_ceil(vectors, kfi_ceil(vectors, KFI_MAP_THREADS));
-    } else {
-        const kf_i64 vectors = kfi_ceil(cols, vec);
-        g->bx = (int)kfi_ceil(vectors, kfi_ceil(vectors, KFI_MAP_THREADS));
-        g->cols_per_block = (kf_i64)g->bx * vec;
-        g->tiles = (unsigned)kfi_ceil(cols, g->cols_per_block);
-    }
+    g->cols = period;
+    g->rows_per_block = kfi_ceil(rows, parts);
+    g->bx = plane ? (int)kfi_clamp(kfi_ceil(period, vec), 1, KFI_MAP_THREADS) : kfi_block_width(kfi_ceil(period, vec));
     g->by = KFI_MAP_THREADS / g->bx;
-    s->parts = p.rows * p.tiles;
+    const kf_i64 tile_cols = (kf_i64)g->bx * vec, tiles = kfi_ceil(period, tile_cols);
+    g->tiles = (unsigned)tiles;
+    g->r.cols = cols;
+    g->r.width = kfi_make_divisor(plane ? cols : 1);
+    g->r.channels = kfi_make_divisor(plane ? channels : 1);
+    g->slots = plane ? kfi_slots(tile_cols, cols) : 0;
+    s->parts = parts;
+    s->inner = cols;
+    s->tile_cols = tile_cols;
+    s->tiles = tiles;
+    s->slots = g->slots;
     s->partial = wanted ? workspace : nullptr;
-    const kf_i64 blocks = p.rows * (plane ? p.tiles * channels : kfi_ceil(cols, g->cols_per_block));
-    if (blocks > 0x7fffffff)
+    if (parts * tiles > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "%lld x %lld elements need more blocks than a launch may have", (long long)rows,
-                        (long long)cols);
+                        (long long)period);
     const unsigned threads = (unsigned)kfi_ceil((kf_i64)g->bx * g->by, 32) * 32;
-    result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !aligned], dim3((unsigned)blocks), threads, args, stream);
+    result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !vectors], dim3((unsigned)(parts * tiles)), threads, args, stream);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
-    return kfi_launch(&m.name, sum_kernel, dim3((unsigned)kfi_ceil(s->count, KFI_SUM_LANES), (unsigned)m.sums),
-                      KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
+    const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, KFI_SUM_LANES)), (unsigned)m.sums);
+    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
 #endif
 

@@ -33,23 +33,24 @@ KFI_DEVICE void kfi_copy(void *d, const void *s)
 }
 
 // `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the tensor (full), or `left`
-// says how many elements the tensor still has from src on.
+// says how many elements the tensor still has from src on; the rest becomes zero.
 template <int size, int vec, int unroll>
-KFI_DEVICE void kfi_load_flat(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
+KFI_DEVICE void kfi_load_each(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
 {
     if (full) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) kfi_copy<size * vec>((char *)dst + u * (size * vec), (const char *)src + u * step * size);
     } else {
+        const unsigned long long zero = 0;
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
 #pragma unroll
             for (int e = 0; e < vec; ++e)
-                if (u * step + e < left) kfi_copy<size>((char *)dst + (u * vec + e) * size, (const char *)src + (u * step + e) * size);
+                kfi_copy<size>((char *)dst + (u * vec + e) * size, u * step + e < left ? (const char *)src + (u * step + e) * size : (const char *)&zero);
     }
 }
 template <int size, int vec, int unroll>
-KFI_DEVICE void kfi_store_flat(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
+KFI_DEVICE void kfi_store_each(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
 {
     if (full) {
 #pragma unroll
@@ -62,6 +63,7 @@ KFI_DEVICE void kfi_store_flat(void *dst, const void *src, kf_i64 step, kf_i64 l
                 if (u * step + e < left) kfi_copy<size>((char *)dst + (u * step + e) * size, (const char *)src + (u * vec + e) * size);
     }
 }
+
 // Storage to compute type, exactly.
 template <int vec>
 KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)
