@@ -116,7 +116,7 @@ def peer_calls(case, data, args):
                 return [mine[i][n] for n in outs]
             found[peer] = call, outs
         elif peer == "compile" and f["bwd"]:
-            inputs_of, closed = peers.backward(f, case.outputs, peers.random_mask(p))
+            inputs_of, closed = peers.backward(f, case.outputs, peers.random_mask(p) if f["dropout"] else peers.no_drop)
             gradient = compiled(closed)
             given = [[inputs[n] for n in inputs_of] for inputs, _ in data]
             found[peer] = (lambda i, g=gradient, given=given: g(*given[i])), outs

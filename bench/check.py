@@ -127,7 +127,7 @@ def kf(case, inputs, outputs, dropout, where):
 
 
 def peer(case, inputs, found, where):
-    """That a peer computes the same function: the relative error of its finite results. Dropout draws its own mask: only the shape of it."""
+    """That a peer computes the same function, in its own accuracy. Its dropout mask is another: there only the shapes are compared."""
     for a in case.outputs:
         got = found[a["name"]]
         if tuple(got.shape) != case.shape(a):
@@ -142,8 +142,9 @@ def peer(case, inputs, found, where):
             got = cut(found[a["name"]], a["kind"], index, case.sizes).double()
             ref = want[a["name"]]
             both = got.isfinite() & ref.isfinite()
-            error = (got - ref)[both].norm() / ref[both].norm().clamp_min(1e-30)
-            # Eager rounds every intermediate: in a 2-byte dtype a quotient next to a kink lands on its other side.
-            limit = 1e-3 if a["dtype"] == "f32" and "16" not in case.f["dtypes"][0] else 0.3
-            if not error <= limit:
-                raise Wrong(f"{where}: {a['name']}: relative error {float(error):.2g}")
+            got, ref = got[both], ref[both]
+            # Eager rounds every intermediate, and a 2-byte quotient next to a kink lands on its other side: a share may differ.
+            limit = 1e-3 if case.f["dtypes"] == ["f32"] else 0.1
+            off = ((got - ref).abs() > limit * (ref.abs() + ref.abs().median())).double().mean()
+            if not off <= 0.02:
+                raise Wrong(f"{where}: {a['name']}: {100 * float(off):.1f} % of the elements differ")

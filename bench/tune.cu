@@ -23,7 +23,10 @@ __global__ void fill(float *x, size_t n, unsigned seed)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         kfi_u32 w[4];
-        kfi_philox(seed, 1, i, &w[0], &w[1], &w[2], &w[3]);
+        kfi_rng r;
+        kfi_set_seed(&r, seed);
+        r.offset = 1;
+        kfi_philox(&r, i, &w[0], &w[1], &w[2], &w[3]);
         x[i] = ((int)(w[0] >> 8) - (1 << 23)) * (2.0f / (1 << 23));
     }
 }
@@ -31,7 +34,10 @@ __global__ void fill16(kf_bf16 *x, size_t n, unsigned seed)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         kfi_u32 w[4];
-        kfi_philox(seed, 1, i, &w[0], &w[1], &w[2], &w[3]);
+        kfi_rng r;
+        kfi_set_seed(&r, seed);
+        r.offset = 1;
+        kfi_philox(&r, i, &w[0], &w[1], &w[2], &w[3]);
         x[i] = __float2bfloat16(((int)(w[0] >> 8) - (1 << 23)) * (2.0f / (1 << 23)));
     }
 }
@@ -67,11 +73,6 @@ static void report(const char *name, int unroll, double bytes, double ms)
     if (!copy_rate[k]) copy_rate[k] = copy_gbs((size_t)bytes);
     printf("%-24s threads %d unroll %d: %7.0f GB/s %5.1f %%\n", name, KFI_MAP_THREADS, unroll, bytes / ms * 1e-6, bytes / ms * 1e-4 / copy_rate[k]);
 }
-#define FLAT(name, kernel, vec, unroll, bytes, n, ...)                                                                     \
-    report(name, unroll, bytes, median_ms([&] {                                                                            \
-               kernel<vec, unroll><<<(unsigned)((n) / ((size_t)KFI_MAP_THREADS * vec * unroll)), KFI_MAP_THREADS>>>(__VA_ARGS__); \
-           }))
-
 template <int vec, int unroll, int a> static void flat_bf16(const char *what)
 {
     const size_t n = MB256 / 2;
@@ -82,11 +83,12 @@ template <int vec, int unroll, int a> static void flat_bf16(const char *what)
         report(name, unroll, tensors * MB256, median_ms(f));
     };
     const unsigned blocks = (unsigned)(n / ((size_t)KFI_MAP_THREADS * vec * unroll));
-    go("act", 2, [&] { kfk_act_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), n, s); });
-    go("act_bwd", 3, [&] { kfk_act_bwd_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), n, s); });
-    go("add", 3, [&] { kfk_add_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), n, s); });
+    const kfi_each each = {(kf_i64)n, (kf_i64)n, KFI_MAP_THREADS * vec, KFI_MAP_THREADS * vec * unroll};
+    go("act", 2, [&] { kfk_act_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), each, s); });
+    go("act_bwd", 3, [&] { kfk_act_bwd_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), each, s); });
+    go("add", 3, [&] { kfk_add_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), each, s); });
     kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr);
-    go("dropout", 2, [&] { kfk_act_dropout_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), n, r, s); });
+    go("dropout", 2, [&] { kfk_act_dropout_bf16<a, vec, unroll, 0><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), each, r, s); });
 }
 template <int vec, int unroll, int a> static void flat_f32(const char *what)
 {
@@ -98,11 +100,12 @@ template <int vec, int unroll, int a> static void flat_f32(const char *what)
         report(name, unroll, tensors * MB256, median_ms(f));
     };
     const unsigned blocks = (unsigned)(n / ((size_t)KFI_MAP_THREADS * vec * unroll));
-    go("act", 2, [&] { kfk_act_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), n, s); });
-    go("act_bwd", 3, [&] { kfk_act_bwd_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), n, s); });
-    go("add", 3, [&] { kfk_add_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), n, s); });
+    const kfi_each each = {(kf_i64)n, (kf_i64)n, KFI_MAP_THREADS * vec, KFI_MAP_THREADS * vec * unroll};
+    go("act", 2, [&] { kfk_act_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), each, s); });
+    go("act_bwd", 3, [&] { kfk_act_bwd_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), each, s); });
+    go("add", 3, [&] { kfk_add_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), each, s); });
     kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr);
-    go("dropout", 2, [&] { kfk_act_dropout_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), n, r, s); });
+    go("dropout", 2, [&] { kfk_act_dropout_f32<a, vec, unroll, 0><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), each, r, s); });
 }
 template <int vec, int unroll> static void all()
 {

@@ -482,7 +482,8 @@ class Kernel:
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
         def kernel(*parameters):
-            return f"(const void *)kfk_{self.name}<act, {', '.join(map(str, parameters))}>"
+            state = ("from_state",) if self.keeps else ()
+            return f"(const void *)kfk_{self.name}<act, {', '.join(map(str, parameters + state))}>"
 
         if self.sums:
             modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.has_channel else [])

@@ -102,10 +102,11 @@ KFI_DEVICE double kfi_at(const double *values, int e, const kfi_span &at)
     return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
 
+template <int state>
 KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
 {
-    if (rng.state) {
-        rng.seed = rng.state[0];
+    if (state) {
+        kfi_set_seed(&rng, rng.state[0]);
         rng.offset = rng.state[1];
     }
 }
@@ -114,7 +115,7 @@ template <int vec>
 KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 {
     kfi_u32 w[4];
-    kfi_philox(rng.seed, rng.offset, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
+    kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
     const unsigned first = (unsigned)index & 7u;
     if (vec < 8) { // which of the four words: by selection, never by a computed index
         if (first & 4u) {
@@ -139,14 +140,15 @@ KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v) { return 
 
 struct kfi_grid {
     kf_i64 rows, cols; // planes: batches, and channels * inner
-    kf_i64 rows_per_block;
     unsigned tiles;    // of the columns
+    unsigned parts;    // of the rows
     int bx, by;        // threads along columns and along rows
     kfi_rows r;
     kf_i64 slots;      // planes: channels that a tile may touch
 };
 
-// What a thread of a sum kernel works on: one vector of columns, rows row, row + by, ... below row_end.
+// What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row from `row` on. The blocks
+// march down the tensor together, so that DRAM sees them read one region, not one each.
 struct kfi_place {
     kf_i64 row, row_end, col, col_begin;
     unsigned tile, part;
@@ -158,9 +160,8 @@ KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
     const unsigned ty = threadIdx.x / (unsigned)g.bx;
     at.part = blockIdx.x / g.tiles;
     at.tile = blockIdx.x - at.part * g.tiles;
-    at.row = at.part * g.rows_per_block;
-    at.row_end = at.row + g.rows_per_block < g.rows ? at.row + g.rows_per_block : g.rows;
-    at.row += ty;
+    at.row = (kf_i64)at.part * g.by + ty;
+    at.row_end = g.rows;
     at.col_begin = (kf_i64)at.tile * g.bx * vec;
     at.col = at.col_begin + (threadIdx.x - ty * (unsigned)g.bx) * vec;
     if (ty >= (unsigned)g.by || at.col >= g.cols) at.row_end = at.row; // nothing to do
@@ -328,6 +329,7 @@ struct kfi_map {
     const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
+    int blocks;   // of a sum kernel that an SM holds
     int sums;     // outputs reduced to rows or channels
     int acc_size; // bytes of their accumulators
 };
@@ -395,16 +397,15 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
 }
 
 // The parts into which a reduced gradient is split: by the shape alone, so that results depend on nothing else and the
-// workspace can be asked for ahead of the call. period: columns of a row, all channels' planes of a batch.
-KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, bool plane, int size)
+// workspace can be asked for ahead of the call. period: columns of a row, all channels' planes of a batch; blocks: that
+// one SM holds. One wave of blocks on the largest GPU, or, where the tiles alone are more than that, several.
+KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, int size, int blocks)
 {
-    const kf_i64 tiles = kfi_ceil(period * size, KFI_MAP_THREADS * 16);
-    // A part of rows costs its columns in partial sums, one of planes next to nothing.
-    return plane ? kfi_clamp(4 * KFI_MAP_FILL / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 8))
-                 : kfi_clamp(KFI_MAP_FILL / 2 / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 16));
+    const kf_i64 tiles = kfi_ceil(period * size, KFI_MAP_THREADS * 16), wave = KFI_MAP_FILL / 8 * blocks;
+    return kfi_clamp((tiles > wave ? 4 * wave : wave) / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 8));
 }
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
-KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int sums, int acc_size)
+KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int blocks, int sums, int acc_size)
 {
     if (rows < 0 || channels < 0 || cols < 0) return 0;
     const bool plane = is_channel && cols > 1;
@@ -414,7 +415,7 @@ KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool i
         const kf_i64 tile = period < KFI_MAP_THREADS ? (period > 0 ? period : 1) : KFI_MAP_THREADS;
         values = kfi_ceil(period, tile) * kfi_slots(tile, cols) + 2 * period / tile;
     }
-    return (size_t)(kfi_split(rows, period, plane, size) * values) * (size_t)(sums * acc_size);
+    return (size_t)(kfi_split(rows, period, size, blocks) * values) * (size_t)(sums * acc_size);
 }
 
 // Columns that a block of threads takes, as vectors: the widest of at least 16 that leave the fewest threads idle.
@@ -445,7 +446,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.sums, m.acc_size) : 0;
+    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.blocks, m.sums, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
@@ -454,10 +455,10 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (cols == 0) rows = 0;
     const bool vectors = kfi_is_aligned(m.operands, m.count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
     const int vec = vectors ? m.vec : 1;
-    const kf_i64 parts = kfi_split(rows, period, plane, m.size);
+    const kf_i64 parts = kfi_split(rows, period, m.size, m.blocks);
     g->rows = rows;
     g->cols = period;
-    g->rows_per_block = kfi_ceil(rows, parts);
+    g->parts = (unsigned)parts;
     g->bx = plane ? (int)kfi_clamp(kfi_ceil(period, vec), 1, KFI_MAP_THREADS) : kfi_block_width(kfi_ceil(period, vec));
     g->by = KFI_MAP_THREADS / g->bx;
     const kf_i64 tile_cols = (kf_i64)g->bx * vec, tiles = kfi_ceil(period, tile_cols);

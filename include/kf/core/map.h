@@ -69,7 +69,7 @@ KFI_HOST void kfi_keep_tile(uint32_t *keep, const kfi_rng *rng, kf_i64 first)
     uint16_t halves[KFI_TILE + 8];
     const kfi_u64 group = (kfi_u64)first / 8;
     for (int g = 0; g < KFI_TILE / 8 + 1; ++g)
-        kfi_philox(rng->seed, rng->offset, group + (kfi_u64)g, &words[4 * g], &words[4 * g + 1], &words[4 * g + 2], &words[4 * g + 3]);
+        kfi_philox(rng, group + (kfi_u64)g, &words[4 * g], &words[4 * g + 1], &words[4 * g + 2], &words[4 * g + 3]);
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     for (int i = 0; i < (KFI_TILE + 8) / 2; ++i) words[i] = words[i] << 16 | words[i] >> 16;
 #endif

@@ -13,18 +13,32 @@ typedef unsigned kfi_u32;
 typedef unsigned long long kfi_u64;
 
 typedef struct {
-    kfi_u64 seed, offset;
-    const kfi_u64 *state; /* {seed, offset} in the memory of the device that runs the kernel, or NULL */
+    kfi_u32 keys[20]; /* of the ten rounds */
+    kfi_u64 offset;
+    const kfi_u64 *state; /* {seed, offset} in the memory of the device that runs the kernel, instead of the above */
     kfi_u32 threshold;    /* an element is dropped when its word is below: round(65536 p) */
     float scale;          /* 1 / (1 - p) */
     double scale_f64;
 } kfi_rng;
 
-/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Written by name: an array would be indexed. */
-KFI_BOTH void kfi_philox(kfi_u64 seed, kfi_u64 offset, kfi_u64 group, kfi_u32 *w0, kfi_u32 *w1, kfi_u32 *w2, kfi_u32 *w3)
+KFI_BOTH void kfi_set_seed(kfi_rng *rng, kfi_u64 seed)
 {
-    kfi_u32 c0 = (kfi_u32)group, c1 = (kfi_u32)(group >> 32), c2 = (kfi_u32)offset, c3 = (kfi_u32)(offset >> 32);
     kfi_u32 k0 = (kfi_u32)seed, k1 = (kfi_u32)(seed >> 32);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (int round = 0; round < 10; ++round) {
+        rng->keys[2 * round] = k0;
+        rng->keys[2 * round + 1] = k1;
+        k0 += 0x9E3779B9u; /* the golden ratio */
+        k1 += 0xBB67AE85u; /* sqrt(3) - 1 */
+    }
+}
+
+/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Written by name: an array would be indexed. */
+KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32 *w1, kfi_u32 *w2, kfi_u32 *w3)
+{
+    kfi_u32 c0 = (kfi_u32)group, c1 = (kfi_u32)(group >> 32), c2 = (kfi_u32)rng->offset, c3 = (kfi_u32)(rng->offset >> 32);
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
@@ -32,12 +46,10 @@ KFI_BOTH void kfi_philox(kfi_u64 seed, kfi_u64 offset, kfi_u64 group, kfi_u32 *w
 #endif
     for (int round = 0; round < 10; ++round) {
         const kfi_u64 p0 = (kfi_u64)0xD2511F53u * c0, p1 = (kfi_u64)0xCD9E8D57u * c2;
-        c0 = (kfi_u32)(p1 >> 32) ^ c1 ^ k0;
+        c0 = (kfi_u32)(p1 >> 32) ^ c1 ^ rng->keys[2 * round];
         c1 = (kfi_u32)p1;
-        c2 = (kfi_u32)(p0 >> 32) ^ c3 ^ k1;
+        c2 = (kfi_u32)(p0 >> 32) ^ c3 ^ rng->keys[2 * round + 1];
         c3 = (kfi_u32)p0;
-        k0 += 0x9E3779B9u; /* the golden ratio */
-        k1 += 0xBB67AE85u; /* sqrt(3) - 1 */
     }
     *w0 = c0;
     *w1 = c1;
@@ -50,7 +62,7 @@ KFI_BOTH void kfi_philox(kfi_u64 seed, kfi_u64 offset, kfi_u64 group, kfi_u32 *w
 KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void *state)
 {
     kfi_rng rng;
-    rng.seed = seed;
+    kfi_set_seed(&rng, seed);
     rng.offset = offset;
     rng.state = (const kfi_u64 *)state;
     rng.threshold = (kfi_u32)(65536.0 * p + 0.5);
