@@ -5,7 +5,8 @@ import argparse
 import json
 import sys
 
-from kfgen import manifest
+from kfgen import explain as explaining
+from kfgen import manifest, source
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
 
@@ -20,13 +21,18 @@ def build_parser():
         p.set_defaults(function=function)
         return p
 
-    p = add("render", "write the headers", render)
+    p = add("render", "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones", render)
     p.add_argument("--out", required=True, metavar="DIR", help="the include directory to write into")
     p.add_argument("--depfile", metavar="FILE", help="write a make dependency file")
     choose(p)
     p = add("list", "list every public function", list_functions)
     p.add_argument("--json", action="store_true", help="the whole manifest")
     choose(p)
+    add("check", "check every entry: names, values, edges, and each derivative against finite differences of its reference", check)
+    p = add("explain", "show what a function is made from: spec entries, expressions, derivative, templates, files", explain)
+    p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
+    p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
+    p.add_argument("name", metavar="FUNCTION")
     return parser
 
 
@@ -36,14 +42,19 @@ def choose(p):
 
 
 def selected(args):
-    selection = Selection(specs.load(args.spec), args.ops, args.activations, args.dtypes)
-    for name, first, second in manifest.clashes(selection):
-        raise ValueError(f"{name}: composed both from op `{first}` and from op `{second}`; rename one of them")
+    selection = Selection(specs.load(args.spec), *(getattr(args, what, None) for what in ("ops", "activations", "dtypes")))
+    found = [f"{name}: made from {first} and from {second}; rename one of them" for name, first, second in manifest.clashes(selection)]
+    if found:
+        raise ValueError("\n".join(found[:10]))
     return selection
 
 
+def user_of(args):
+    return specs.user_stem(args.spec) if args.spec else None
+
+
 def list_functions(args):
-    found = manifest.build(selected(args))
+    found = manifest.build(selected(args), user_of(args))
     if args.json:
         json.dump(found, sys.stdout, indent=1)
         print()
@@ -54,11 +65,36 @@ def list_functions(args):
 
 
 def render(args):
-    selection = selected(args)
-    renderer = Renderer(selection)
+    selection, user = selected(args), user_of(args)
+    renderer = Renderer(selection, user)
     files = renderer.render()
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
-    print(f"kfgen: {len(files)} files, {changed} changed, {sum(len(k.launchers) for k in selection.all_kernels())} functions per backend")
+    functions = sum(not user or not (k.op.builtin and a.act.builtin) for k in selection.all_kernels() for a in k.launchers)
+    print(f"kfgen: {len(files)} files, {changed} changed, {functions} functions per backend")
+    return 0
+
+
+def check(args):
+    try:
+        from kfgen import check as checking
+    except ImportError as e:
+        raise ValueError(f"check needs {e.name}: pip install numpy scipy") from None
+    selection = selected(args)
+    failures, counts = checking.run(selection)
+    for failure in failures:
+        print(f"kfgen: {failure}", file=sys.stderr)
+    for count in counts:
+        print(f"kfgen: {count}")
+    return 1 if failures else 0
+
+
+def explain(args):
+    print(explaining.explain(selected(args), args.name, user_of(args)), end="")
+    return 0
+
+
+def print_source(args):
+    print(source.source(selected(args), args.name), end="")
     return 0
 
 
@@ -69,3 +105,6 @@ def main(argv=None):
     except (specs.SpecError, ValueError) as e:
         print(f"kfgen: error: {e}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader, a pager or head, has had enough
+        return 0

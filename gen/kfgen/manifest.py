@@ -15,8 +15,9 @@ def tensor(k, stream, act):
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
 
-def function(launcher):
+def function(launcher, user=None):
     k, act = launcher.kernel, launcher.act
+    own = user and not (k.op.builtin and act.builtin)
     tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = []
@@ -27,7 +28,7 @@ def function(launcher):
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
-        "header": f"kf/ops/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
+        "header": f"kf/{f'user/{user}' if own else 'ops'}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
         "workspace": k.workspace if k.sums else None, "cpu_workspace": k.cpu_workspace if k.sums else None,
@@ -38,9 +39,9 @@ def function(launcher):
         "since": k.op.since}
 
 
-def build(selection):
-    """The whole manifest of a selection, in the order of the spec."""
-    found = [function(launcher) for k in selection.all_kernels() for launcher in k.launchers]
+def build(selection, user=None):
+    """The whole manifest of a selection, in the order of the spec. user: the stem of spec files rendered beside the rest."""
+    found = [function(launcher, user) for k in selection.all_kernels() for launcher in k.launchers]
     activations = [{
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]
@@ -48,23 +49,34 @@ def build(selection):
     return {"functions": found, "activations": activations, "ops": ops, "note": BYTES_NOTE}
 
 
+# What include/kf/core calls its own.
+CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", "activation_t", "context_t", "tensor_t", "stream_t", "event_t",
+              "get_error_string", "get_last_error_detail")
+
+
 def clashes(selection):
-    """Full names that two entries share: [(name, first, second)]."""
-    seen, found = {}, []
-    for k in selection.all_kernels():
-        for launcher in k.launchers:
-            for name in (launcher.name, launcher.cpu_name):
-                if name in seen and seen[name] != k.op.pattern:
-                    found.append((name, seen[name], k.op.pattern))
-                seen[name] = k.op.pattern
-        if k.sums:
-            if seen.get(k.workspace, k.op.pattern) != k.op.pattern:
-                found.append((k.workspace, seen[k.workspace], k.op.pattern))
-            seen[k.workspace] = k.op.pattern
-    headers = {}
+    """Names that two entries would give to two things: [(name, first, second)]."""
+    seen, found = {f"kf_{name}": "kf's core" for name in CORE_NAMES}, []
+
+    def take(name, what):
+        if name in seen:
+            found.append((name, seen[name], what))
+        seen[name] = what
+
+    for a in selection.activations:
+        for suffix in ("", "_f64", "_bwd", "_bwd_f64") if a.name != "none" else ():
+            take(f"kf_{a.name}{suffix}", f"activation `{a.name}`")
     for op in selection.ops:
         stem = names.stem(op.pattern)
-        if stem in headers or stem in ("activations", "ops"):
-            found.append((f"kf/ops/{stem}", headers.get(stem, "kf itself"), op.pattern))
-        headers[stem] = op.pattern
+        if stem in ("activations", "ops"):
+            found.append((f"kf/ops/{stem}", "kf itself", f"op `{op.pattern}`"))
+        take(f"kf/ops/{stem}", f"op `{op.pattern}`")
+    for k in selection.all_kernels():
+        take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
+        for launcher in k.launchers:
+            for name in (launcher.name, launcher.cpu_name):
+                take(name, f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}")
+        if k.sums:
+            take(k.workspace, f"op `{k.op.pattern}`")
+            take(k.cpu_workspace, f"op `{k.op.pattern}`")
     return found

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders the model through the templates. Same inputs give the same bytes; a file is touched only when its text changes."""
 
+import copy
 import hashlib
 import os
 import pathlib
@@ -13,6 +14,7 @@ from kfgen.spec import DTYPES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
+DIGEST = "-digest-here"  # stands in the banner until the text is there
 
 
 class RecordingLoader(jinja2.FileSystemLoader):
@@ -105,22 +107,25 @@ class Selection:
         return [k for op in self.ops for k in self.kernels(op)]
 
 
+def with_acts(kernel, acts):
+    """The kernel with these activations instead of its own."""
+    found = copy.copy(kernel)
+    found.acts = acts
+    return found
+
+
 class Renderer:
     def __init__(self, selection, user=None):
         """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers."""
         self.selection, self.user = selection, user
         self.env = environment()
-        files = selection.spec.files
-        self.common = {
-            "version": version(), "specs": ", ".join(p.name for p in files),
-            "digest": hashlib.sha256(b"".join(p.read_bytes() for p in files) + b"".join(
-                p.read_bytes() for p in sorted(TEMPLATES.rglob("*.j2")))).hexdigest()[:12]}
-        self.env.globals.update(self.common)
+        self.env.globals.update(version=version(), specs=", ".join(p.name for p in selection.spec.files), digest=DIGEST)
         self.files = {}
 
     def add(self, path, template, **values):
-        text = self.env.get_template(template).render(file=path, **values)
-        self.files[path] = tidy(text)
+        text = tidy(self.env.get_template(template).render(file=path, **values))
+        # Of the file's own text: an edit elsewhere leaves the file as it is.
+        self.files[path] = text.replace(DIGEST, hashlib.sha256(text.encode()).hexdigest()[:len(DIGEST)], 1)
 
     def guard(self, path):
         return re.sub(r"[^A-Z0-9]", "_", path.upper())
@@ -129,33 +134,28 @@ class Renderer:
         self.add(path, template, guard=self.guard(path), **values)
 
     def render(self):
-        s = self.selection
-        prefix = f"kf/user/{self.user}" if self.user else "kf/ops"
-        own_acts = [a for a in s.activations if not self.user or not a.builtin]
+        """{path: text}. A user's files are the user's entries and what they are crossed with; the rest is installed."""
+        s, user = self.selection, self.user
+        prefix = f"kf/user/{user}" if user else "kf/ops"
         activations = f"{prefix}/activations"
-        codes = [model.ActCode(a) for a in own_acts]
-        base = ["kf/ops/activations"] if self.user else []
-        self.header(f"{activations}.cuh", "cuda/activations.cuh.j2", activations=codes, includes=[b + ".cuh" for b in base])
-        self.header(f"{activations}.h", "cpu/activations.h.j2", activations=codes, includes=[b + ".h" for b in base])
+        codes = [model.ActCode(a) for a in s.activations if not (user and a.builtin)]
+        for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
+            self.header(activations + ext, template, activations=codes, includes=["kf/ops/activations" + ext] if user else [])
         stems = []
         for op in s.ops:
-            kernels = s.kernels(op)
-            extends = bool(self.user) and op.builtin  # an installed op with the user's activations: launchers alone
-            if extends:
-                for k in kernels:
-                    k.acts = [a for a in k.acts if not a.builtin]
-                kernels = [k for k in kernels if k.acts]
+            extends = bool(user) and op.builtin  # an installed op with the user's activations: launchers alone
+            kernels = [with_acts(k, [a for a in k.acts if not a.builtin]) for k in s.kernels(op)] if extends else s.kernels(op)
+            kernels = [k for k in kernels if k.acts]
             if not kernels:
                 continue
             stem = names.stem(op.pattern)
             stems.append(stem)
-            values = {"op": op, "kernels": kernels, "stem": stem, "extends": extends, "activations": activations}
-            self.header(f"{prefix}/{stem}.cuh", "cuda/map.cuh.j2", activations_header=f"{activations}.cuh", **values)
-            self.header(f"{prefix}/{stem}.h", "cpu/map.h.j2", activations_header=f"{activations}.h", **values)
-        umbrella = f"kf/{self.user}" if self.user else "kf/kf"
+            for ext, template in ((".cuh", "cuda/map.cuh.j2"), (".h", "cpu/map.h.j2")):
+                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, activations_header=activations + ext)
+        umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
-            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems], cuda=ext == ".cuh",
-                        user=self.user)
+            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],
+                        cuda=ext == ".cuh", user=user)
         return self.files
 
     def dependencies(self):

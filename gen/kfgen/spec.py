@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks spec files. Every error names the file, the entry, the field and what to do."""
 
+import keyword
 import pathlib
 import re
 import tomllib
 from dataclasses import dataclass, field
 
-from kfgen.expr import ExprError, Graph, gradient, parse
+from kfgen.expr import BOOLEAN, PRIMITIVES, ExprError, Graph, gradient, parse, substitute
 
 SPEC_DIR = pathlib.Path(__file__).resolve().parents[1] / "spec"
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
@@ -14,14 +15,35 @@ INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
 OPERAND_KINDS = ("elem", "row", "channel", "half")
 USER_ID = 1024  # the first id of users' own activations
+INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
-NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*(?<!_[vfsj])\Z")  # _v, _f, _s and _j are the generated code's own
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
-# Argument and macro names that the generated code uses itself.
-RESERVED = {"g", "w", "at", "u", "e", "i", "j", "t", "k", "scalars", "sums", "map", "args", "kernels", "operands", "words", "sizes", "sized", "valid",
-            "count", "row", "col", "step", "full", "partial", "buffer", "plane", "act", "x_v", "shape", "n", "rows", "cols", "outer", "channels", "inner", "p", "seed", "offset", "state", "workspace", "stream", "dy",
-            "workspace_bytes", "out", "keep", "keep_scale", "act", "vec", "unroll", "grid", "rng", "first", "left", "int", "float",
-            "double", "for", "if", "else", "return", "const", "static", "inline", "void", "char", "long", "short", "template"}
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j) and calls its own temporaries (t0, row0).
+DERIVED = re.compile(r".*_[vfnsj]\Z|(t|row)\d+\Z")
+# Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
+# here), the words of the languages that it and the expressions are written in, and the expressions' own words.
+RESERVED = {
+    "act", "act_bwd", "apart", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
+    "inner", "int32_t", "int64_t", "j", "keep", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "offset",
+    "omp", "operands", "out", "outer", "own", "p", "partial", "reads", "rng", "row", "rows", "scalars", "seed", "size_t", "sized", "sizes", "slots",
+    "span", "state", "step", "stream", "stride", "sum_kernels", "sum_size", "sums", "t", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid",
+    "vec", "width", "word", "words", "workspace", "workspace_bytes",
+    # C, C++ and CUDA; Python, in which expressions are parsed
+    "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "concept", "const", "consteval", "constexpr", "constinit",
+    "decltype", "default", "do", "double", "enum", "errno", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "int8_t",
+    "int16_t", "long", "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register",
+    "requires", "restrict", "short", "signed", "sizeof", "static", "stderr", "stdin", "stdout", "struct", "switch", "template", "this", "throw",
+    "true", "false", "typedef", "typeid", "typename", "typeof", "uint8_t", "uint16_t", "union", "unix", "linux", "unsigned", "using", "virtual",
+    "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
+} | set(keyword.kwlist) | set(PRIMITIVES) | {"dropout"}
+
+UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
+
+
+def usable(name):
+    """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
+    return bool(NAME.match(name)) and not DERIVED.match(name) and name not in RESERVED
 
 
 class SpecError(Exception):
@@ -61,7 +83,6 @@ class Activation:
         names = {name: local.var(name) for name in ("x", "dy", *scalars)}
         y = self.build(local, names["x"], {s: names[s] for s in scalars})
         dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
-        from kfgen.expr import substitute
         return substitute(local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars})[0]
 
 
@@ -113,6 +134,14 @@ class Spec:
     files: list
 
 
+def user_stem(files):
+    """What the headers of the user's own spec files are called after: kf/<stem>.h, kf/user/<stem>/."""
+    stem = "_".join(re.sub(r"[^a-z0-9]+", "_", pathlib.Path(f).stem.lower()) for f in files)
+    if not NAME.match(stem) or stem in ("kf", "core", "ops", "user", "runtime"):
+        raise SpecError(str(files[0]), "file", "name", f"would give the header kf/{stem}.h", "rename the file to a lower-case word of its own")
+    return stem
+
+
 def builtin_files():
     return sorted(SPEC_DIR.glob("*.toml"))
 
@@ -125,6 +154,8 @@ def load(files=(), builtin=True):
     for op in spec.ops.values():
         op.activations = _activations_of(spec, op)
         _check_expressions(op)
+        for act in op.activations:
+            _check_scalars(op, act)
     for act in spec.activations.values():
         _check_activation_expressions(act)
     return spec
@@ -168,21 +199,42 @@ class Fields:
             raise self.error(name, f"is {value!r}", f"write {name} = {what}")
         return value
 
+    def line(self, name):
+        """Text that ends up in a comment."""
+        text = self.get(name, str, required=True, what='"the formula in words"')
+        if not text.strip() or "\n" in text or "*/" in text or text.endswith("\\"):
+            raise self.error(name, f"is {text!r}", "write one line of words")
+        return text
+
+    def oracle(self, name, text):
+        try:
+            return compile(" ".join(text.split()), name, "eval") and text
+        except (SyntaxError, ValueError) as e:
+            raise self.error(name, f"is not a Python expression: {e}", "write it with np, sp (scipy.special) and expit") from None
+
     def done(self):
         if self.left:
             raise self.error(sorted(self.left)[0], "is not a field of this entry", "remove it, or correct its spelling")
 
 
-def _scalars(f):
+def _scalars(f, own=()):
     table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
     for name, value in table.items():
-        if not NAME.match(name) or name in RESERVED:
-            raise f.error("scalars", f"the name `{name}` cannot be used", "choose a lower-case C name that is not an argument of every launcher")
+        if not usable(name) or name in own:
+            raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise f.error("scalars", f"{name} is {value!r}", f"give {name} a number; tests use it")
     if len(table) > MAX_SCALARS:
         raise f.error("scalars", f"has {len(table)} entries", f"at most {MAX_SCALARS} are possible")
     return {k: float(v) for k, v in table.items()}
+
+
+def _is_number(text):
+    try:
+        float(text)
+        return True
+    except ValueError:
+        return False
 
 
 def _load_activation(spec, file, name, f, builtin):
@@ -198,10 +250,10 @@ def _load_activation(spec, file, name, f, builtin):
             raise f.error("id", f"{ident} is already {other.name}'s", "choose a number that is free")
     act = Activation(
         name=name, id=ident, file=file, builtin=builtin,
-        brief=f.get("brief", str, required=True, what='"the formula in words"'),
+        brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
-        scalars=_scalars(f),
+        scalars=_scalars(f, own=("x",)),
         ref=f.get("ref", str, required=True, what='"the same function in NumPy (np) and scipy.special (sp)"'),
         dref=f.get("dref", str),
         edges=f.get("edges", dict, {}, what='{ nan = "nan", inf = ... }'),
@@ -213,6 +265,12 @@ def _load_activation(spec, file, name, f, builtin):
         source=f.get("source", str, "", what='"where the function is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
     f.done()
+    f.oracle("ref", act.ref)
+    f.oracle("dref", act.dref or "0")
+    for field_, table in (("edges", act.edges), ("dedges", act.dedges)):
+        for point, value in table.items():
+            if not _is_number(point) or isinstance(value, bool) or not isinstance(value, (int, float, str)):
+                raise f.error(field_, f"{point} is {value!r}", 'write a point such as nan, "-inf", "-0" or 3 and the value there, "nan" or 0.5')
     for dtype in ("f32", "f64"):
         if not isinstance(act.ulp.get(dtype), (int, float)):
             raise f.error("ulp", f"has no {dtype}", "write ulp = { f32 = 4, f64 = 4 }")
@@ -244,11 +302,15 @@ def _load_op(spec, file, pattern, f, builtin):
     for name, text in outputs.items():
         if not isinstance(text, str) or not isinstance(refs.get(name), str):
             raise f.error("ref" if expr is not None else "refs", f"has no reference for `{name}`", "give the same formula in NumPy")
-        if expr is None and (not NAME.match(name) or name in RESERVED - {"out"} or any(name in (o.name, *o.values) for o in operands)):
-            raise f.error("outputs", f"the name `{name}` cannot be used", "choose a lower-case C name that nothing else here has")
+        f.oracle("ref" if expr is not None else "refs", refs[name])
+        if expr is None and (not (name == "out" or usable(name)) or name in scalars or any(name in (o.name, *o.values) for o in operands)):
+            raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
+    plain = {*scalars, *outputs, *(n for o in operands for n in (o.name, *o.values))}
+    for name in sorted(plain & {f"d{n}" for n in plain}):
+        raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
         pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs,
-        brief=f.get("brief", str, required=True, what='"the formula in words"'),
+        brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),
         without=tuple(f.get("without", list, [], what='["none"]')),
         types=f.get("types", str, "one", what='"one" or "pairs"'),
@@ -271,14 +333,20 @@ def _operands(f, scalars):
         unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive"}
         if unknown:
             raise f.error("operands", f"{name} has the unknown property {sorted(unknown)[0]!r}", "use kind, dtype, grad, parts, positive")
-        operand = Operand(name, value["kind"], value.get("dtype", "T"), value.get("grad", True), tuple(value.get("parts", ())), value.get("positive", False))
+        parts, flags = value.get("parts", []), {p: value.get(p, p == "grad") for p in ("grad", "positive")}
+        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+            raise f.error("operands", f"{name} has parts {parts!r}", 'write parts = ["first", "second"]')
+        for p, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
+        operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), **flags)
         if operand.dtype not in ("T", "acc") or (operand.dtype == "acc" and operand.kind in ("elem", "half")):
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", 'use "T"; rows and channels may be "acc"')
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
         for n in {operand.name, *operand.values}:
-            if not NAME.match(n) or n in RESERVED or n in names:
-                raise f.error("operands", f"the name `{n}` cannot be used", "choose a lower-case C name that nothing else here has")
+            if not usable(n) or n in names:
+                raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
         names |= {operand.name, *operand.values}
         operands.append(operand)
     kinds = {o.kind for o in operands}
@@ -294,8 +362,21 @@ def _activations_of(spec, op):
         return [spec.activations["none"]] if "none" in spec.activations else []
     for name in op.without:
         if name not in spec.activations:
-            raise SpecError(op.file, f"op.{op.pattern}", "without", f"`{name}` is no activation", f"the activations are: {', '.join(spec.activations)}")
+            known = ", ".join(spec.activations)
+            raise SpecError(op.file, f"op.{op.pattern}", "without", f"`{name}` is no activation", f"the activations are: {known}")
     return [a for a in spec.activations.values() if a.name not in op.without]
+
+
+def _check_scalars(op, act):
+    """An activation's scalars are arguments beside the op's own."""
+    taken = {*op.scalars, *op.outputs, *(n for o in op.operands for n in (o.name, *o.values))}
+    taken |= {f"d{n}" for n in taken}
+    for name in act.scalars:
+        if name in taken and op.has_act:
+            fix = f"choose a longer name, or add \"{act.name}\" to the op's `without`"
+            if op.builtin:
+                raise SpecError(act.file, f"activation.{act.name}", "scalars", f"`{name}` is an argument of [op.{op.pattern}] too", fix)
+            raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{name}` is a scalar of [activation.{act.name}] too", fix)
 
 
 def op_graph(op):
@@ -318,10 +399,19 @@ def _check_expressions(op):
             raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
     if op.has_act and not graph.uses("act", outputs.values()):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
-    for i in graph.reachable(outputs.values()):
+    if op.ints:
+        _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
+        if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands):
+            raise SpecError(op.file, f"op.{op.pattern}", "ints", "needs elem operands alone, without scalars and dropout", "drop ints")
+
+
+def _check_ints(graph, roots, file, entry):
+    for i in graph.reachable(roots):
         node = graph.nodes[i]
-        if op.ints and node.op == "const" and not isinstance(node.value, int):
-            raise SpecError(op.file, f"op.{op.pattern}", "ints", f"the constant {node.value} is no integer", "drop ints, or write integers")
+        if node.op == "const" and not isinstance(node.value, int):
+            raise SpecError(file, entry, "ints", f"the constant {node.value} is no integer", "drop ints, or write integers")
+        if node.op not in INT_WORDS:
+            raise SpecError(file, entry, "ints", f"`{node.op}` has no integer form", "drop ints, or use + - * max min where and comparisons")
 
 
 def _check_activation_expressions(act):
@@ -333,7 +423,9 @@ def _check_activation_expressions(act):
         if name == "dexpr":
             env["dy"] = graph.var("dy")
         try:
-            parse(graph, text, env)
+            root = parse(graph, text, env)
+            if name == "expr" and act.ints:
+                _check_ints(graph, [root], act.file, f"activation.{act.name}")
             if name == "expr" and act.dexpr is None:
                 act.build_bwd(graph, env["x"], graph.var("dy"), {s: env[s] for s in act.scalars})
         except ExprError as e:

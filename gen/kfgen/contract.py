@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel promises, in words: the comment above it in the generated header, and the rows of the reference page."""
+
+import ast
+import textwrap
+
+from kfgen.expr import BOOLEAN, PRIMITIVES
+
+INFIX = {"add": ("+", 3), "sub": ("-", 3), "mul": ("*", 4), "div": ("/", 4), "lt": ("<", 2), "le": ("<=", 2), "gt": (">", 2), "ge": (">=", 2),
+         "eq": ("==", 2), "ne": ("!=", 2), "and": ("and", 1), "or": ("or", 1)}
+ATOM, WIDTH = 9, 94
+
+
+# ---- formulas ----------------------------------------------------------------------------------------------------
+
+def formulas(k):
+    """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it."""
+    if not k.bwd:
+        return [f"{name} = {one_line(text)}" for name, text in k.op.outputs.items()]
+    results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
+    lines, texts = _write(k.graph, [root for _, root, _ in results])
+    over = "rows" if not k.has_channel else "outer and inner"
+    return lines + [f"{part} = " + (f"sum over {over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
+
+
+def one_line(text):
+    """An expression of a spec, its statements joined."""
+    return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)
+
+
+def _write(graph, roots):
+    """(lines that name what is used twice, a text per root)."""
+    uses = dict.fromkeys(graph.reachable(roots), 0)
+    for i in [*roots, *(a for i in uses for a in graph.nodes[i].args)]:
+        uses[i] += 1
+    lines, text = [], {}
+    for i, count in uses.items():
+        node = graph.nodes[i]
+
+        def at(k, level, node=node):
+            body, own = text[node.args[k]]
+            return body if own >= level else f"({body})"
+
+        if node.op in ("const", "var"):
+            body, level = (f"{node.value:.7g}" if isinstance(node.value, float) else str(node.value)), ATOM
+        elif node.op in INFIX:
+            sign, level = INFIX[node.op]
+            body = f"{at(0, level)} {sign} {at(1, level + 1)}"
+        elif node.op in ("neg", "not"):
+            body, level = ("-" if node.op == "neg" else "not ") + at(0, 5), 4
+        else:
+            body, level = f"{node.op}({', '.join(text[a][0] for a in node.args)})", ATOM
+        if count > 1 and node.args:
+            lines.append(f"t{len(lines)} = {body}")
+            body, level = f"t{len(lines) - 1}", ATOM
+        text[i] = (body, level)
+    return lines, [text[r][0] for r in roots]
+
+
+# ---- operands ----------------------------------------------------------------------------------------------------
+
+def shape(k, stream):
+    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"]}.get(stream.kind, k.sizes)
+    return f"[{', '.join(sizes)}]"
+
+
+def in_place(k, stream):
+    """The inputs that may be the same pointer as this output."""
+    if stream.is_row or stream.role == "in":
+        return []
+    return [s.name for s in k.inputs if s.kind == stream.kind and s.dtype.size == stream.dtype.size and s.reads != "never"]
+
+
+def nullable(k, stream):
+    """Why the pointer may be NULL; empty if it may not."""
+    if stream.role != "in":
+        return "" if stream.required else "skipped if NULL"
+    if stream.reads == "never":
+        return "not read, may be NULL"
+    if stream.reads == "act":
+        unread = [a.name for a in k.acts if not k.reads(stream, a)]
+        return f"may be NULL for activation {', '.join(unread)}" if unread else ""
+    return ""
+
+
+def notes(k, stream):
+    found = [nullable(k, stream)]
+    if twins := in_place(k, stream):
+        found.append(f"may be {' or '.join(twins)}")
+    if stream.same_as:
+        found.append(f"equals {stream.same_as}: may be one pointer")
+    return "; ".join(n for n in found if n)
+
+
+# ---- arithmetic --------------------------------------------------------------------------------------------------
+
+LONG = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
+
+
+def arithmetic(k):
+    """What is computed in, and where it is rounded."""
+    stored = sorted({s.dtype.word for s in k.outputs})
+    if k.op.types == "pairs":
+        if k.dtypes[1] in ("i32", "i64"):
+            return "Out of range saturates" + ("." if k.dtypes[0] in ("i32", "i64") else "; fractions are cut off; NaN gives 0.")
+        return f"At most one rounding, straight from {k.dtypes[0]}."
+    if k.dtype.compute in ("i32", "i64"):
+        return "Integer arithmetic, which wraps."
+    text = f"Computed in {LONG[k.dtype.compute]}"
+    text += "." if stored == [k.dtype.compute] else f", each result rounded once, to {' or '.join(stored)}."
+    if k.sums:
+        acc = k.dtype.acc.word
+        text += f" Sums: {LONG[acc]} partial sums in a fixed order" + (", added up in float64." if acc != "f64" else ".")
+    return text
+
+
+def moved_bytes(k, act):
+    """Per element of the result, every tensor of its shape once."""
+    return sum(s.dtype.size * len(s.parts) for s in k.inputs + k.outputs if not s.is_row and (s.role != "in" or k.reads(s, act) or not k.bwd))
+
+
+def cost(k):
+    per_act = sorted({moved_bytes(k, a) for a in k.acts})
+    count = " to ".join(map(str, per_act[:1] + per_act[1:][-1:]))
+    operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' (act as one)' if k.has_act else ''}"
+    return f"Per element: {count} bytes, {operations}."
+
+
+def errors(k):
+    found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.sums else [])
+    return f"Errors: {', '.join(found)}; CUDA also a launch's own."
+
+
+def workspace(k):
+    return f"workspace: kf_[cpu_]{k.workspace.removeprefix('kf_')}({', '.join(k.sizes)}), aligned to 16"
+
+
+# ---- the comment -------------------------------------------------------------------------------------------------
+
+def lines(kernel):
+    """At most 14 lines, for a C comment."""
+    k = kernel
+    found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    if len(found) > 4:
+        found = found[:3] + ["  ... (kfgen explain prints all of it)"]
+    groups = {}  # inputs, then outputs, that have everything in common
+    for s in k.inputs + k.outputs:
+        groups.setdefault(("in " if s.role == "in" else "out", shape(k, s), s.dtype.word, notes(k, s)), []).append(s.name)
+    for (role, dims, word, note), names in groups.items():
+        found.append(f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}")
+    if k.sums:
+        found.append(workspace(k))
+    found.append("Tensors: dense, aligned to their elements (fastest: to 16 bytes), apart unless said.")
+    found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)
+    found.append(errors(k))
+    if k.op.source:
+        found.append(f"Source: {k.op.source}")
+    return [safe(line) for line in found]
+
+
+def safe(line):
+    """Text from a spec may not end the comment it stands in, nor open one, nor continue the line."""
+    return line.replace("*/", "* /").replace("/*", "/ *").rstrip("\\ ")
+
+
+assert set(INFIX) | {"neg", "not"} <= set(PRIMITIVES) and BOOLEAN <= set(INFIX) | {"not"}
