@@ -26,6 +26,7 @@ DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
 COLD_BYTES = 192 << 20                   # three times the largest L2 in use, and a little
 WHOLE = 256 << 20                        # tensors from here on evict themselves: one set of them is cold
 
+OUTPUTS = "kf and eager_out write preallocated tensors; eager and torch.compile return fresh ones from PyTorch's allocator"
 NAME = {"cuda": "name", "cpu": "cpu_name"}
 UNITS = {"us": "microseconds per call, median", "iqr_us": "interquartile range of the samples", "bytes": "every tensor of the call once",
          "gbps": "1e9 bytes per second", "percent_of_copy": "time of a copy of as many bytes / time, in percent",
@@ -149,7 +150,8 @@ def measure(case, lib, pool, timer, args):
     import check
     import data as tensors
     import torch
-    torch._dynamo.reset()  # else the next function of the same code would count as a recompilation
+    if "compile" in case.peers:
+        torch._dynamo.reset()  # else the next function of the same code would count as a recompilation
     sets = sets_of(case, args.backend)
     data = [pool.tensors(case, i) for i in range(sets)]
     row = {"function": case.f[NAME[args.backend]], "op": case.f["op"], "activation": case.f["activation"],
@@ -210,8 +212,7 @@ def write(args, header, rows, left):
 def fill_compile_cache(args):
     """Runs each peer's torch.compile in other processes, so that the timed run finds it in the cache on disk."""
     words = [sys.executable, str(HERE / "bench.py"), *sys.argv[1:]]
-    shards = [subprocess.Popen([*words, "--shard", f"{i}/{args.jobs}"], env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"})
-              for i in range(args.jobs)]
+    shards = [subprocess.Popen([*words, "--shard", f"{i}/{args.jobs}"]) for i in range(args.jobs)]
     for shard in shards:
         shard.wait()
 
@@ -255,9 +256,14 @@ def main():
     started = time.monotonic()
     if args.backend == "cpu":  # before any OpenMP runtime starts
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    else:  # the processes are the parallelism; the same in all of them, so that they share the cache
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
     functorch_config.donated_buffer = False  # the graph of compiled autograd is kept and run again
+    # What is tuned while other processes fill the compile cache was tuned on a busy GPU: only the quiet run's choice counts.
+    inductor_config.autotune_local_cache = False
     import cases
     import data
     import kflib
@@ -289,9 +295,9 @@ def main():
     compiler = "nvcc" if args.backend == "cuda" else os.environ.get("CC", "gcc")
     header = {"command": shlex.join(["python3", "bench/bench.py", *sys.argv[1:]]), "set": args.set, "backend": args.backend,
               "machine": machine.describe(args.backend, compiler, flags, args.threads), "compile_mode": args.mode, "rounds": args.rounds,
-              "data": data.DISTRIBUTION, "outputs": "kf and eager_out write preallocated tensors; eager and torch.compile return fresh ones from the caching allocator",
-              "units": UNITS}
+              "data": data.DISTRIBUTION, "outputs": OUTPUTS, "units": UNITS}
     if args.backend == "cuda":
+        timer.warm_up()
         header["clocks_before"] = machine.clocks()
     if args.append and args.out and args.out.exists():
         header["kept"] = json.loads(args.out.read_text())["rows"]
@@ -304,10 +310,13 @@ def main():
             break
         try:
             row = measure(case, lib, pool, timer, args)
-        except AssertionError as error:
-            row = {"function": case.f[NAME[args.backend]], "sizes": list(case.sizes), "wrong": str(error)}
+        except Exception as error:  # noqa: BLE001 (wrong or refused: the other cases are still worth their time)
+            row = {"function": case.f[NAME[args.backend]], "sizes": list(case.sizes), "wrong": f"{type(error).__name__}: {error}"[:500]}
         rows.append(row)
         print(line(row), flush=True)
+        if "CUDA error" in row.get("wrong", ""):
+            print("stopped: after such an error the device answers nothing more")
+            break
         if time.monotonic() - saved > 20:
             write(args, header, rows, len(found) - len(rows))
             saved = time.monotonic()

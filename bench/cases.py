@@ -62,7 +62,8 @@ def _sizes(f, size, entry, shapes):
     return [(-(-count // (channels * inner)), channels, inner) for channels, inner in shapes]
 
 
-def load(name, manifest, path=pathlib.Path(__file__).with_name("shapes.toml")):
+def load(name, manifest):
+    path = pathlib.Path(__file__).with_name("shapes.toml")
     data = tomllib.loads(path.read_text())
     if name not in data["set"]:
         raise SystemExit(f"bench: no set {name!r} in {path.name}; there are {', '.join(data['set'])}")
@@ -72,7 +73,7 @@ def load(name, manifest, path=pathlib.Path(__file__).with_name("shapes.toml")):
     def listed(f, which):
         return which == "all" or f["activation"] in lists[which].get(f["op"], ())
 
-    cases = []
+    cases = {}  # by key: two shapes of as many elements are one case to a function of n elements
     for f in manifest["functions"]:
         if f["state"] or not listed(f, entry["functions"]) or not set(f["dtypes"]) <= set(entry["dtypes"]):
             continue
@@ -87,5 +88,5 @@ def load(name, manifest, path=pathlib.Path(__file__).with_name("shapes.toml")):
             for sizes in _sizes(f, size, entry, entry["images"]):
                 case = Case(f, sizes, peers, skip, entry["as_called"])
                 if case.outputs:
-                    cases.append(case)
-    return entry, cases
+                    cases[case.key] = case
+    return entry, list(cases.values())

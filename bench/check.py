@@ -50,7 +50,7 @@ def cut(tensor, kind, index, sizes):
     return tensor[index]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def keep_mask(seed, offset, p, sizes, bounds, device):
     """kf's dropout mask on a slice: element i is kept if word i mod 8 of Philox4x32-10(counter i / 8) is not below 65536 p."""
     index = np.zeros([1] * len(sizes), np.int64)
@@ -102,7 +102,7 @@ def _compare(name, a, got, want, sums, where):
     good = (error <= 1) | (got == want) | (got.isnan() & want.isnan())
     bad = good.numel() - int(good.sum())
     allowed = good.numel() // 8 if sums else 2 + good.numel() // 20000
-    if not bad <= allowed:
+    if not bad <= allowed or bool((got.isnan() & ~want.isnan()).any()):
         i = int((~good).reshape(-1).nonzero()[0])
         raise Wrong(f"{where}: {name}: {bad} of {good.numel()} wrong, first at {i}: got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}")
     return float(torch.where(good & error.isfinite(), error, 0.0).max())
@@ -145,6 +145,7 @@ def peer(case, inputs, found, where):
             got, ref = got[both], ref[both]
             # Eager rounds every intermediate, and a 2-byte quotient next to a kink lands on its other side: a share may differ.
             limit = 1e-3 if case.f["dtypes"] == ["f32"] else 0.1
-            off = ((got - ref).abs() > limit * (ref.abs() + ref.abs().median())).double().mean()
-            if not off <= 0.02:
+            terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
+            off = ((got - ref).abs() > limit * (ref.abs() + ref.abs().median() + math.sqrt(terms))).double().mean()
+            if not off <= 0.05:
                 raise Wrong(f"{where}: {a['name']}: {100 * float(off):.1f} % of the elements differ")

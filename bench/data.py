@@ -7,7 +7,8 @@ import torch
 from peers import TORCH
 
 # N(0, 1); a variance is |N(0, 1)| + 0.1.
-DISTRIBUTION = "inputs N(0, 1), drawn once in float32 and rounded to the dtype; variances |N(0, 1)| + 0.1; outputs filled with a NaN pattern before the check"
+DISTRIBUTION = ("inputs N(0, 1), drawn once in float32 and rounded to the dtype; variances |N(0, 1)| + 0.1; "
+                "outputs filled with a NaN pattern before the check")
 
 # A NaN that no arithmetic produces: its payload shows where a kernel did not write.
 POISON = {torch.float32: (torch.int32, 0x7FABCDEF), torch.float16: (torch.int16, 0x7DAB), torch.bfloat16: (torch.int16, 0x7FAB)}

@@ -32,14 +32,15 @@ def describe(backend, compiler, flags, threads):
         cpu = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
         cpu = ""
-    found = {"cpu": _first(r"model name\s*:\s*(.*)", cpu) or platform.processor(), "system": platform.system(), "python": platform.python_version(),
-             "torch": torch.__version__, "flags": " ".join(flags)}
+    found = {"cpu": _first(r"model name\s*:\s*(.*)", cpu) or platform.processor(), "system": platform.system(),
+             "python": platform.python_version(), "torch": torch.__version__, "flags": " ".join(flags)}
     if backend == "cuda":
         import triton
-        properties = torch.cuda.get_device_properties(0)
-        found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count, "l2_mib": properties.L2_cache_size / 2**20,
-                  "driver": (_run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").splitlines()[:1],
-                  "torch_cuda": torch.version.cuda, "triton": triton.__version__, "nvcc": _first(r"release .*?V([\d.]+)", _run(compiler, "--version"))}
+        gpu = torch.cuda.get_device_properties(0)
+        found |= {"gpu": gpu.name, "multiprocessors": gpu.multi_processor_count, "l2_mib": getattr(gpu, "L2_cache_size", 0) / 2**20,
+                  "driver": (_run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown").splitlines()[0],
+                  "torch_cuda": torch.version.cuda, "triton": triton.__version__,
+                  "nvcc": _first(r"release .*?V([\d.]+)", _run(compiler, "--version"))}
     else:
         vectors = [w for w in ("avx2", "avx512f", "avx512bw", "avx512_bf16") if re.search(rf"\b{w}\b", cpu)]
         found |= {"vectors": vectors, "threads": threads, "compiler": (_run(compiler, "--version") or "").split("\n")[0],

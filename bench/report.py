@@ -11,7 +11,8 @@ import pathlib
 
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
-PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile", "compile_autograd": "torch.compile, autograd"}
+PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
+         "compile_autograd": "torch.compile, autograd"}
 
 
 def geomean(values):
@@ -56,14 +57,14 @@ def peer_table(rows):
     """Speed-ups over each peer: geometric mean, worst case, and how many cases are slower."""
     body = []
     for (dtype, sizes), members in groups(rows, lambda r: (r["dtypes"][0], shape(r))).items():
-        for bwd in (False, True):
+        for direction, wanted in (("forward", (False,)), ("backward", (True,)), ("both", (False, True))):
             for peer in PEERS:
-                mine = [(r["speedup"][peer], r) for r in members if r["bwd"] == bwd and peer in r["speedup"]]
+                mine = [(r["speedup"][peer], r) for r in members if r["bwd"] in wanted and peer in r["speedup"]]
                 if not mine:
                     continue
                 worst, row = min(mine, key=lambda m: m[0])
                 count = groups(mine, lambda m: verdict(m[1], m[0]))
-                body.append([dtype, sizes, "backward" if bwd else "forward", PEERS[peer], len(mine), f"{geomean([m[0] for m in mine]):.2f}",
+                body.append([dtype, sizes, direction, PEERS[peer], len(mine), f"{geomean([m[0] for m in mine]):.2f}",
                              f"{worst:.2f} (`{row['function']}`)", *(len(count.get(v, ())) for v in ("faster", "parity", "slower"))])
     return table(["dtype", "elements", "", "peer", "cases", "geometric mean", "worst", "faster", "parity", "slower"], body, left=4)
 
@@ -100,8 +101,9 @@ def heading(name, data):
     m = data["machine"]
     where = m.get("gpu") or f"{m['cpu']}, {m['threads']} threads"
     words = [where, f"torch {m['torch']}"]
-    words += [f"driver {m['driver'][0]}", f"nvcc {m['nvcc']}"] if "gpu" in m and m["driver"] else [m.get("compiler", "")]
-    text = f"## {name}\n\n{', '.join(w for w in words if w)}; `{m['flags']}`.\n{data['data'][0].upper()}{data['data'][1:]}.\nOutputs: {data['outputs']}.\n\n    {data['command']}\n"
+    words += [f"driver {m['driver']}", f"nvcc {m['nvcc']}"] if "gpu" in m else [m["compiler"]]
+    about = data["data"][0].upper() + data["data"][1:]
+    text = f"## {name}\n\n{', '.join(words)}; `{m['flags']}`.\n{about}.\nOutputs: {data['outputs']}.\n\n    {data['command']}\n"
     if data["cases_left"]:
         text += f"\n{data['cases_left']} cases of this set were not measured.\n"
     return text

@@ -48,6 +48,16 @@ class Cuda:
         torch.cuda.set_stream(self.stream)
         self.pairs = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
+    def warm_up(self, seconds=0.3):
+        """Brings the clocks up."""
+        a = torch.randn(1 << 26, device="cuda")
+        b = torch.empty_like(a)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for _ in range(20):
+                b.copy_(a)
+            self.stream.synchronize()
+
     def _events(self, work):
         start, stop = self.pairs
         start.record(self.stream)
@@ -76,6 +86,7 @@ class Cuda:
 
     def measure(self, contenders, sets, rounds):
         """{name: summary, with how it was timed}; one that fails says why instead."""
+        torch.cuda.empty_cache()  # the pools of the last case's graphs: nothing can be freed while one is captured
         failed, estimates = {}, {}
         rings = {name: Ring(call, sets) for name, call in contenders.items()}
         for name, ring in rings.items():

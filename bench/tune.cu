@@ -7,7 +7,9 @@
 #include <kf/ops/add.cuh>
 #include <kf/ops/batch_norm.cuh>
 #include <kf/ops/bias.cuh>
-#include <kf/ops/cast.cuh>
+#include <kf/ops/bias_act_add.cuh>
+#include <kf/ops/bias_act_dropout.cuh>
+#include <kf/ops/prelu_bias.cuh>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -126,31 +128,27 @@ int main()
     all<8, 4>();
     all<8, 8>();
 #endif
-    // Launchers as they choose, on the grid schedules.
-    const int64_t rows = 16384, cols = 8192;
+    // Launchers as they choose.
     const size_t ws = (size_t)64 << 20;
     void *w = pool + 5 * 2 * MB256;
-    printf("bias_gelu_bf16      %5.1f %%\n", 2 * MB256 / median_ms([&] { kf_bias_gelu_bf16(bf16(0), bf16(1), bf16(3), rows, cols, 0); }) * 1e-4 / copy_gbs(2 * MB256));
-    printf("bias_gelu_bwd_bf16  %5.1f %%\n", 3 * MB256 / median_ms([&] { kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
-    printf("bias_gelu_bwd_bf16 without dbias %5.1f %%\n", 3 * MB256 / median_ms([&] { kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), nullptr, rows, cols, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
-    printf("bias_relu_bwd_f32   %5.1f %%\n", 3 * MB256 / median_ms([&] { kf_bias_relu_bwd_f32(f32(0), f32(1), f32(2), f32(3), f32(4), rows / 2, cols, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
-    for (int64_t inner : {1, 7, 49, 64, 121, 196, 784, 3136}) {
+#define ROWS(name, rows, cols, tensors, ...) \
+    printf("%-32s %5.1f %%\n", name, (tensors) * MB256 / median_ms([&] { __VA_ARGS__; }) * 1e-4 / copy_gbs((tensors) * MB256))
+    const int64_t rows = 16384, cols = 8192;
+    ROWS("bias_gelu_bf16", rows, cols, 2, kf_bias_gelu_bf16(bf16(0), bf16(1), bf16(3), rows, cols, 0));
+    ROWS("bias_gelu_bwd_bf16", rows, cols, 3, kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
+    ROWS("bias_gelu_tanh_bwd_bf16", rows, cols, 3, kf_bias_gelu_tanh_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
+    ROWS("bias_relu_bwd_f32", rows / 2, cols, 3, kf_bias_relu_bwd_f32(f32(0), f32(1), f32(2), f32(3), f32(4), rows / 2, cols, w, ws, 0));
+    ROWS("prelu_bias_bwd_bf16", rows, cols, 3, kf_prelu_bias_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(2), bf16(3), bf16(4), bf16(4) + 16384, rows, cols, w, ws, 0));
+    ROWS("bias_gelu_dropout_bwd_bf16", rows, cols, 3, kf_bias_gelu_dropout_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, 0.1f, 1, 2, w, ws, 0));
+    ROWS("bias_gelu_dropout_bf16", rows, cols, 2, kf_bias_gelu_dropout_bf16(bf16(0), bf16(1), bf16(3), rows, cols, 0.1f, 1, 2, 0));
+    ROWS("bias_gelu_add_bf16", rows, cols, 3, kf_bias_gelu_add_bf16(bf16(0), bf16(1), bf16(2), bf16(3), rows, cols, 0));
+    ROWS("bias_gelu_add_bwd_bf16", rows, cols, 4, kf_bias_gelu_add_bwd_bf16(bf16(0), bf16(1), nullptr, bf16(2), bf16(3), bf16(4), bf16(1), rows, cols, w, ws, 0));
+    for (int64_t inner : {1, 49, 196, 3136}) {
         const int64_t channels = 256, outer = (int64_t)(MB256 / 2) / (channels * inner);
-        const double b = 2.0 * outer * channels * inner;
-        printf("batch_norm_relu_bf16 inner %d: fwd %5.1f %%  bwd %5.1f %%\n", (int)inner,
-               2 * b / median_ms([&] { kf_batch_norm_relu_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(3), outer, channels, inner, 1e-5f, 0); }) * 1e-4 / copy_gbs(2 * MB256),
-               3 * b / median_ms([&] { kf_batch_norm_relu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
+        printf("batch_norm inner %-5d relu %5.1f %%  gelu %5.1f %%  relu_f32 %5.1f %%\n", (int)inner,
+               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
+               3 * MB256 / median_ms([&] { kf_batch_norm_gelu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
+               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_f32(f32(0), f32(1), f32(2), f32(1), f32(2), f32(1), f32(3), f32(4), f32(4) + 4096, outer / 2, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
     }
-    printf("gelu_dropout bf16 %5.1f %%  f32 %5.1f %%  relu bf16 %5.1f %%  bwd gelu bf16 %5.1f %%\n",
-           2 * MB256 / median_ms([&] { kf_gelu_dropout_bf16(bf16(0), bf16(3), MB256 / 2, 0.1f, 1, 2, 0); }) * 1e-4 / copy_gbs(2 * MB256),
-           2 * MB256 / median_ms([&] { kf_gelu_dropout_f32(f32(0), f32(3), MB256 / 4, 0.1f, 1, 2, 0); }) * 1e-4 / copy_gbs(2 * MB256),
-           2 * MB256 / median_ms([&] { kf_relu_dropout_bf16(bf16(0), bf16(3), MB256 / 2, 0.1f, 1, 2, 0); }) * 1e-4 / copy_gbs(2 * MB256),
-           3 * MB256 / median_ms([&] { kf_gelu_dropout_bwd_bf16(bf16(0), bf16(1), bf16(3), MB256 / 2, 0.1f, 1, 2, 0); }) * 1e-4 / copy_gbs(3 * MB256));
-    for (int64_t c : {768, 1000, 1024, 4096, 50257})
-        printf("bias_gelu_bf16 cols %d: fwd %5.1f %%  bwd %5.1f %%\n", (int)c,
-               4.0 * (MB256 / 2 / c * c) / median_ms([&] { kf_bias_gelu_bf16(bf16(0), bf16(1), bf16(3), MB256 / 2 / c, c, 0); }) * 1e-4 / copy_gbs(2 * MB256),
-               6.0 * (MB256 / 2 / c * c) / median_ms([&] { kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), MB256 / 2 / c, c, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
-    printf("cast f32->bf16 %5.1f %%  bf16->f32 %5.1f %%\n", 1.5 * MB256 / median_ms([&] { kf_cast_f32_bf16(f32(0), bf16(3), MB256 / 4, 0); }) * 1e-4 / copy_gbs(3 * MB256 / 2),
-           1.5 * MB256 / median_ms([&] { kf_cast_bf16_f32(bf16(0), f32(3), MB256 / 4, 0); }) * 1e-4 / copy_gbs(3 * MB256 / 2));
     return 0;
 }

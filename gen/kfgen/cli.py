@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: render, list, check, explain, source."""
+"""The command line: render, list, check, explain, source, docs."""
 
 import argparse
 import json
 import sys
 
+from kfgen import docs, manifest, source
 from kfgen import explain as explaining
-from kfgen import manifest, source
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
 
@@ -33,12 +33,16 @@ def build_parser():
     p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
     p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
     p.add_argument("name", metavar="FUNCTION")
+    p = add("docs", "write the reference page of every op and activation, reference.md", write_docs)
+    p.add_argument("--out", required=True, metavar="DIR")
+    choose(p)
     return parser
 
 
 def choose(p):
     for what in ("ops", "activations", "dtypes"):
-        p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...", help=f"only these {what}")
+        p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...",
+                       help=f"only these {what}; with --spec, those that are installed")
 
 
 def selected(args):
@@ -95,6 +99,11 @@ def explain(args):
 
 def print_source(args):
     print(source.source(selected(args), args.name), end="")
+    return 0
+
+
+def write_docs(args):
+    print(f"kfgen: {docs.write(selected(args), args.out)}")
     return 0
 
 

@@ -17,7 +17,7 @@ def tensor(k, stream, act):
 
 def function(launcher, user=None):
     k, act = launcher.kernel, launcher.act
-    own = user and not (k.op.builtin and act.builtin)
+    folder = f"kf/user/{user}" if user and not (k.op.builtin and act.builtin) else "kf/ops"
     tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = []
@@ -28,7 +28,7 @@ def function(launcher, user=None):
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
-        "header": f"kf/{f'user/{user}' if own else 'ops'}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
+        "header": f"{folder}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
         "workspace": k.workspace if k.sums else None, "cpu_workspace": k.cpu_workspace if k.sums else None,
@@ -55,17 +55,20 @@ CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", 
 
 
 def clashes(selection):
-    """Names that two entries would give to two things: [(name, first, second)]."""
-    seen, found = {f"kf_{name}": "kf's core" for name in CORE_NAMES}, []
+    """Names that two entries would give to two things of one language: [(name, first, second)]."""
+    seen = {(cpu, f"kf_{name}"): "kf's core" for name in CORE_NAMES for cpu in (False, True)}
+    found = []
 
-    def take(name, what):
-        if name in seen:
-            found.append((name, seen[name], what))
-        seen[name] = what
+    def take(name, what, cpu=False):
+        if (cpu, name) in seen:
+            found.append((name, seen[cpu, name], what))
+        seen[cpu, name] = what
 
     for a in selection.activations:
-        for suffix in ("", "_f64", "_bwd", "_bwd_f64") if a.name != "none" else ():
+        for suffix in ("", "_bwd") if a.name != "none" else ():
             take(f"kf_{a.name}{suffix}", f"activation `{a.name}`")
+            take(f"kf_{a.name}{suffix}", f"activation `{a.name}`", cpu=True)
+            take(f"kf_{a.name}{suffix}_f64", f"activation `{a.name}`", cpu=True)
     for op in selection.ops:
         stem = names.stem(op.pattern)
         if stem in ("activations", "ops"):
@@ -74,9 +77,10 @@ def clashes(selection):
     for k in selection.all_kernels():
         take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
         for launcher in k.launchers:
-            for name in (launcher.name, launcher.cpu_name):
-                take(name, f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}")
+            what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}"
+            take(launcher.name, what)
+            take(launcher.cpu_name, what, cpu=True)
         if k.sums:
             take(k.workspace, f"op `{k.op.pattern}`")
-            take(k.cpu_workspace, f"op `{k.op.pattern}`")
+            take(k.cpu_workspace, f"op `{k.op.pattern}`", cpu=True)
     return found

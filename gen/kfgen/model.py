@@ -197,6 +197,11 @@ class Kernel:
 
     @functools.cached_property
     def rows(self):
+        """Row values the element loop reads, and after them those that are only factors of sums."""
+        return self.rows_all
+
+    @functools.cached_property
+    def rows_all(self):
         """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
         and scalars alone, which is computed once per row value instead of once per element."""
         row_names = {p for s in self.row_loads for p in s.parts}
@@ -265,7 +270,7 @@ class Kernel:
         env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         pick = "kfi_at<mode>({}_f, e, %s)" % ("span" if self.sums else "at")
         fixed = {node: pick.format(name) for name, node in self.rows}
-        return self._emit(target, env, fixed)
+        return self._emit(target, env, fixed, self.loop_roots)
 
     @functools.cached_property
     def cuda_rows(self):
@@ -390,6 +395,27 @@ class Kernel:
     def results(self):
         return list(zip((p for s in self.outputs for p in s.parts), self.cuda[1], (s for s in self.outputs for _ in s.parts)))
 
+    @property
+    def factors(self):
+        """{sum: the row value it is multiplied by after adding up}."""
+        return {s.name: self._factor(s)[1] for s in self.sums if self._factor(s)}
+
+    def _factor(self, stream):
+        """A sum's product with a row value: (what is added up, the row value's name) or None. The factor is the same for
+        every term, so it is taken out of the loop."""
+        node = self.graph.nodes[stream.exprs[0]]
+        names_ = {i: n for n, i in self.rows_all}
+        if stream.role == "sum" and node.op == "mul":
+            for term, factor in (node.args, node.args[::-1]):
+                if factor in names_ and term not in names_:
+                    return term, names_[factor]
+        return None
+
+    @property
+    def loop_roots(self):
+        """What the element loop computes: the results, sums without their factors."""
+        return [(self._factor(s) or (e,))[0] for s in self.outputs for e in s.exprs]
+
     def packs(self, stream):
         """Two results at a time are converted to 2-byte storage by one instruction."""
         return self.dtype.compute == "f32" and stream.dtype.size == 2
@@ -415,6 +441,11 @@ class Kernel:
         size = stream.dtype.size
         load = f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, {'span' if self.sums else 'at'})"
         return f"if (at.row < at.row_end) {load}" if self.sums else load
+
+    @property
+    def sum_stages(self):
+        """Rows in flight per thread of a sum kernel: 16 bytes each, 48 KiB a block at most."""
+        return max(2, min(4, 12 // len(self.loads)))
 
     @property
     def sum_blocks(self):
@@ -487,9 +518,9 @@ class Kernel:
         if self.sums:
             modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.has_channel else [])
             return [kernel(vec, mode) for mode in modes for vec in (self.vec, 1)]
-        shapes = [(self.vec, self.unroll), (self.vec, 1), (1, 1)]
+        shapes = [(self.vec, self.unroll) if self.unroll > 1 else None, (self.vec, 1), (1, 1)]
         if not self.grid:
-            return [kernel(*s) for s in shapes]
+            return [kernel(*s) if s else "nullptr" for s in shapes]
         # Odd rows need vectors; what cannot have them is the same as rows of single elements.
         modes = [("KFI_ROWS", shapes)] + ([] if self.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])])
         modes += [("KFI_PLANES", shapes)] if self.has_channel else []

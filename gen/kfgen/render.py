@@ -61,7 +61,7 @@ def tidy(text, width=100):
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
         while len(line) > width and not line.startswith("#"):
-            cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", ") {", "{ "))
+            cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", " | ", ") {", "{ "))
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)
             if cut < 0:
@@ -151,7 +151,8 @@ class Renderer:
             stem = names.stem(op.pattern)
             stems.append(stem)
             for ext, template in ((".cuh", "cuda/map.cuh.j2"), (".h", "cpu/map.h.j2")):
-                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, activations_header=activations + ext)
+                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends,
+                            activations_header=activations + ext)
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
             self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],

@@ -24,16 +24,21 @@ CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
 
 
-def manifest(specs_=()):
-    return manifests.build(Selection(specs.load(specs_)))
+def manifest(specs_=(), together=False):
+    """together: user specs as if they were kf's own; otherwise as `kfgen render --spec` writes them, beside installed headers."""
+    return manifests.build(Selection(specs.load(specs_)), specs.user_stem(specs_) if specs_ and not together else None)
 
 
-def render(build_dir, spec_files=()):
-    """The include directories of freshly rendered headers. User specs are rendered together with the built-in ones."""
-    out = pathlib.Path(build_dir) / "include"
-    renderer = Renderer(Selection(specs.load(spec_files)))
-    write_all(renderer.render(), out, renderer.dependencies())
-    return [ROOT / "include", out]
+def render(build_dir, spec_files=(), together=False):
+    """The include directories of freshly rendered headers: kf's own, the generated ones, and those of user specs."""
+    def write(files, name, user=None):
+        out = pathlib.Path(build_dir) / name
+        renderer = Renderer(Selection(specs.load(files)), user)
+        write_all(renderer.render(), out, renderer.dependencies())
+        return out
+
+    include = [ROOT / "include", write(spec_files if together else (), "include")]
+    return include + ([write(spec_files, "include_user", specs.user_stem(spec_files))] if spec_files and not together else [])
 
 
 def has_gpu():

@@ -32,6 +32,38 @@ KFI_DEVICE void kfi_copy(void *d, const void *s)
     for (int i = 0; i < bytes; i += step) kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
 }
 
+// Global to shared memory behind the thread's back, for data that the same thread reads later: it holds no registers on the
+// way. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <int bytes>
+KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+{
+    if (bytes < 4) {
+        kfi_copy<bytes>(shared, global);
+    } else {
+        const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(bytes < 4 ? 4 : bytes) : "memory");
+    }
+}
+KFI_DEVICE void kfi_fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+KFI_DEVICE void kfi_fetch_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+#else
+template <int bytes>
+KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+{
+    kfi_copy<bytes>(shared, global);
+}
+KFI_DEVICE void kfi_fetch_commit() {}
+template <int pending>
+KFI_DEVICE void kfi_fetch_wait()
+{
+}
+#endif
+
 // `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the tensor (full), or `left`
 // says how many elements the tensor still has from src on; the rest becomes zero.
 template <int size, int vec, int unroll>

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An output may be an input of the same shape; what a call refuses, it refuses before it writes, and says why. */
+#include <kf/kf.h>
+
+#include <stdio.h>
+
+static float gate[1000], up[1000];
+
+int main(void)
+{
+    for (int i = 0; i < 1000; ++i) {
+        gate[i] = (float)(i - 500) / 100;
+        up[i] = 2;
+    }
+
+    /* up = silu(gate) * up */
+    if (kf_cpu_silu_mul_f32(gate, up, up, 1000) != KF_SUCCESS) return 1;
+    printf("silu(1) * 2 = %.6f\n", (double)up[600]);
+
+    /* Half over an input is neither in place nor apart. */
+    kf_result_t result = kf_cpu_silu_mul_f32(gate, up, up + 500, 500);
+    if (result != KF_SUCCESS) return 1; /* apart: the first 500 elements are read, the last 500 written */
+    result = kf_cpu_silu_mul_f32(gate, up, up + 1, 500);
+    if (result != KF_ERROR_OVERLAP) return 1;
+    printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());
+
+    result = kf_cpu_silu_mul_f32(gate, NULL, up, 1000);
+    if (result != KF_ERROR_NULL_POINTER) return 1;
+    printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());
+
+    /* Nothing to do is not an error, whatever the pointers. */
+    return kf_cpu_silu_mul_f32(NULL, NULL, NULL, 0) == KF_SUCCESS ? 0 : 1;
+}

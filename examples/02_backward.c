@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gradients of act(x + bias): dx for each element, dbias summed over the rows, which needs a workspace. The caller
+   allocates it, once: its size depends on the shape alone. */
+#include <kf/kf.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ROWS = 300, COLS = 70 };
+
+int main(void)
+{
+    static float x[ROWS * COLS], bias[COLS], dout[ROWS * COLS], dx[ROWS * COLS], dbias[COLS];
+    for (int i = 0; i < ROWS * COLS; ++i) {
+        x[i] = (float)(i % 41 - 20) / 8;
+        dout[i] = (float)(i % 3 - 1);
+    }
+
+    const size_t bytes = kf_cpu_bias_bwd_f32_workspace_bytes(ROWS, COLS); /* the same for every activation */
+    void *workspace = malloc(bytes);
+    if (!workspace) return 1;
+    kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, dout, dx, dbias, ROWS, COLS, workspace, bytes);
+    free(workspace);
+    if (result != KF_SUCCESS) return 1;
+
+    double worst = 0;
+    for (int c = 0; c < COLS; ++c) {
+        double sum = 0;
+        for (int r = 0; r < ROWS; ++r) {
+            const int i = r * COLS + c;
+            const double s = 1 / (1 + exp(-(double)x[i])), slope = dout[i] * s * (1 + x[i] * (1 - s));
+            worst = fmax(worst, fabs(dx[i] - slope));
+            sum += slope;
+        }
+        worst = fmax(worst, fabs(dbias[c] - sum) / ROWS);
+    }
+    printf("largest error against float64: %.1e\n", worst);
+
+    /* A gradient that nobody wants is NULL, and where no sum is wanted there is no workspace. */
+    result = kf_cpu_bias_silu_bwd_f32(x, bias, dout, dx, NULL, ROWS, COLS, NULL, 0);
+    return result == KF_SUCCESS && worst < 1e-6 ? 0 : 1;
+}

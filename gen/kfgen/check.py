@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares every entry with its own reference in float64: values, edges, and derivatives with finite differences.
+
+The references are NumPy text of their own, so that a slip in an expression, in a closed form or in the differentiation
+rules shows as a difference between the two.
+"""
+
+import numpy as np
+import scipy.special as sp
+
+from kfgen import model, oracle
+from kfgen.emit import evaluate
+from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, substitute
+from kfgen.spec import op_graph
+
+DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
+STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
+WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
+POINTS = 96
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def run(selection):
+    """(messages about what is wrong, lines that count what was looked at)."""
+    failures, edges, pairs, good = [], 0, 0, []
+    for act in selection.activations:
+        before = len(failures)
+        try:
+            edges += _activation(act, failures)
+        except Trouble as e:
+            failures.append(str(e))
+        good += [act] if len(failures) == before else []  # every op would fail with the others
+    for op in selection.ops:
+        for act in op.activations:
+            if act in good:
+                pairs += 1
+                try:
+                    _op(op, act, failures)
+                except Trouble as e:
+                    failures.append(str(e))
+    functions = sum(len(k.launchers) for k in selection.all_kernels())
+    wrong = f", {len(failures)} wrong" if failures else ""
+    return failures, [f"{len(selection.activations)} activations: values, derivatives and {edges} edges",
+                      f"{len(selection.ops)} ops with their activations, {pairs} in all: values and gradients",
+                      f"{functions} functions per backend: names{wrong}"]
+
+
+class Trouble(Exception):
+    """An entry that cannot be checked at all."""
+
+
+def _grid(rng, around):
+    """Points over the range in which activations do something, far out, and close to the given ones, where kinks may be."""
+    close = [c for v in around if abs(v) < 60 for c in (v, -v, v * 1.0002 + 1e-5, v * 0.9998 - 1e-5)]
+    tiny = np.exp2(rng.uniform(-20, 0, 8)) * np.tile([1.0, -1.0], 4)
+    return np.concatenate([close, rng.uniform(-9, 9, POINTS), rng.uniform(-60, 60, POINTS // 4), tiny])
+
+
+def _scalar_sets(entry):
+    """The values that the entry gives for tests, and others near them."""
+    return [dict(entry), {k: v * 1.5 for k, v in entry.items()}] if entry else [{}]
+
+
+def _step(x):
+    return 2e-3 * np.maximum(1.0, np.abs(x) / 16)
+
+
+def _smooth(graph, roots, envs):
+    """Where no comparison, |.|, max or min of the graph changes sides over the evaluations in envs: no kink is between."""
+    sides = []
+    for i in graph.reachable(roots):
+        node = graph.nodes[i]
+        if node.op in (*COMPARISONS, "max", "min"):
+            sides.append(node.args)
+        elif node.op == "abs":
+            sides.append((node.args[0], graph.const(0)))
+    good = np.ones(1, bool)
+    for a, b in sides:
+        signs = []
+        for env in envs:
+            va, vb = evaluate(graph, [a, b], env, np, sp)
+            signs.append(np.sign(va - vb))
+        first = signs[0]
+        for other in signs[1:]:
+            good = good & (first == other) & (first != 0)
+    return good
+
+
+def _difference(f, x):
+    """(df/dx by central differences of fourth order, a bound of their error) at each x."""
+    estimates = []
+    for h in (_step(x), _step(x) / 2):
+        values = [f(x + s * h) for s in STENCIL]
+        with np.errstate(all="ignore"):
+            estimates.append(sum(w * v for w, v in zip(WEIGHTS, values)) / h)
+            size = np.max(np.abs(values), axis=0)
+    coarse, fine = estimates
+    with np.errstate(all="ignore"):
+        return fine, 2 * np.abs(fine - coarse) + 1e-8 * np.abs(fine) + 1e-11 * size / _step(x)
+
+
+def _compare(failures, place, what, points, got, want, tolerance):
+    """One message per field: the first point at which the two differ."""
+    got, want, tolerance = (np.broadcast_to(v, points[next(iter(points))].shape) for v in (got, want, tolerance))
+    with np.errstate(all="ignore"):
+        bad = np.flatnonzero(~(np.abs(got - want) <= tolerance) & ~(got == want) & ~(np.isnan(got) & np.isnan(want)))
+    if bad.size:
+        at = ", ".join(f"{n} = {float(v.reshape(-1)[bad[0]]):.9g}" if np.ndim(v) else f"{n} = {v:g}" for n, v in points.items())
+        failures.append(f"{place} {what}, at {at}: {got.reshape(-1)[bad[0]]:.12g}, expected {want.reshape(-1)[bad[0]]:.12g}")
+
+
+# ---- activations -------------------------------------------------------------------------------------------------
+
+def _activation_graph(act):
+    graph = Graph()
+    env = {s: graph.var(s) for s in act.scalars}
+    x = graph.var("x")
+    return graph, act.build(graph, x, env), act.build_bwd(graph, x, graph.var("dy"), env)
+
+
+def _activation(act, failures):
+    graph, y, dx = _activation_graph(act)
+    place = f"{act.file}: [activation.{act.name}]"
+    field_bwd = "dexpr" if act.dexpr else "expr (its derivative)"
+    edges = 0
+    for scalars in _scalar_sets(act.scalars):
+        constants = {float(graph.nodes[i].value) for i in graph.reachable([y, dx]) if graph.nodes[i].op == "const"}
+        x = _grid(np.random.default_rng(7), sorted(constants | set(scalars.values())))
+        points = {"x": x} | scalars
+        value, back = evaluate(graph, [y, dx], {"x": x, "dy": np.full_like(x, DY), **scalars}, np, sp)
+        slope, = evaluate(graph, [dx], {"x": x, "dy": np.ones_like(x), **scalars}, np, sp)
+        try:
+            ref = oracle.act_value(act, x, scalars) + 0 * x
+        except Exception as e:  # the reference is a text of the user's
+            raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
+        _compare(failures, place, "expr against ref", points, value, ref, 1e-9 * np.abs(ref) + 1e-13)
+        near = [{"x": x + s * _step(x), "dy": 1.0, **scalars} for s in (0.0, *STENCIL)]
+        smooth = np.broadcast_to(_smooth(graph, [y, dx], near), x.shape)
+        if not smooth.any():
+            raise Trouble(f"{place} expr: has a kink near every point, so that its derivative cannot be checked")
+        kept = {n: v[smooth] if np.ndim(v) else v for n, v in points.items()}
+        fd, tolerance = _difference(lambda at, scalars=scalars: oracle.act_value(act, at, scalars), x[smooth])
+        _compare(failures, place, f"{field_bwd} with dy = {DY} against finite differences of ref", kept,
+                 np.broadcast_to(back, x.shape)[smooth], DY * fd, abs(DY) * tolerance)
+        try:
+            dref = oracle.act_derivative(act, x, scalars) + 0 * x
+        except Exception as e:
+            raise Trouble(f"{place} {'dref' if act.dref else 'ref'}: cannot be differentiated or evaluated: {e}") from None
+        beside = [{"x": x + s * 1e-7 * np.maximum(1.0, np.abs(x)), "dy": 1.0, **scalars} for s in (0.0, -1.0, 1.0)]
+        away = np.broadcast_to(_smooth(graph, [y, dx], beside), x.shape)
+        kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
+        _compare(failures, place, f"{field_bwd} against {'dref' if act.dref else 'the derivative of ref'}", kept,
+                 np.broadcast_to(slope, x.shape)[away], dref[away], 1e-9 * np.abs(dref[away]) + 1e-12)
+        edges += _edges(act, graph, {"edges": y, "dedges": dx}, scalars, failures)
+    return edges // len(_scalar_sets(act.scalars))
+
+
+def _edges(act, graph, roots, scalars, failures):
+    count = 0
+    for field, root in roots.items():
+        for point, text in getattr(act, field).items():
+            x = np.array([float(point)])
+            want = _edge_value(act, field, point, text, scalars)
+            got = float(np.reshape(evaluate(graph, [root], {"x": x, "dy": np.ones(1), **scalars}, np, sp)[0], -1)[0])
+            same = np.isnan(got) if np.isnan(want) else got == want or abs(got - want) <= 1e-12 * abs(want)
+            if want == 0 and field == "edges":
+                same = same and np.signbit(got) == np.signbit(want)
+            count += 1
+            if not same:
+                failures.append(f"{act.file}: [activation.{act.name}] {field}: at x = {point}: {got!r}, expected {want!r}")
+    return count
+
+
+def _edge_value(act, field, point, text, scalars):
+    if isinstance(text, (int, float)):
+        return float(text)
+    try:
+        return float(text)  # "nan", "-inf", "-0"
+    except ValueError:
+        pass
+    graph = Graph()
+    try:
+        root = parse(graph, text, {s: graph.var(s) for s in act.scalars})
+    except ExprError as e:
+        raise Trouble(f"{act.file}: [activation.{act.name}] {field}: the value at {point} {e}") from None
+    return float(evaluate(graph, [root], {s: np.float64(v) for s, v in scalars.items()}, np, sp)[0])
+
+
+# ---- ops ---------------------------------------------------------------------------------------------------------
+
+def _inlined(op, act):
+    """The op's graph with the activation's own expressions: (graph, {output: node}, {operand value: gradient})."""
+    if op.types == "pairs":
+        graph, _, outputs = op_graph(op)
+        return graph, outputs, {}
+    graph, results = Graph(), []
+    scalars = {s: graph.var(s) for s in act.scalars}
+    for bwd in (False, True):
+        k = model.Kernel(op, ("f64",), bwd)
+        roots = substitute(k.graph, graph, k.roots, {}, act=(
+            lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
+        results.append(dict(zip((p for s in k.outputs for p in s.parts), roots)))
+    return graph, results[0], {name[1:]: node for name, node in results[1].items()}
+
+
+def _op(op, act, failures):
+    place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
+    graph, outputs, gradients = _inlined(op, act)
+    rng = np.random.default_rng(11)
+    scalars = op.scalars | act.scalars
+    inputs = {}
+    for o in op.operands:
+        for n in o.values:
+            x = rng.standard_normal(POINTS) * rng.choice([0.5, 1.0, 3.0], POINTS)
+            inputs[n] = np.abs(x) + 0.25 if o.positive else x
+    keep = rng.random(POINTS) < 0.7
+    env = {**inputs, **scalars, KEEP: keep, KEEP_SCALE: 1.25, **{f"d{n}": np.full(POINTS, DY + k) for k, n in enumerate(outputs)}}
+
+    def reference(at):
+        try:
+            return oracle.values(op, act, at, scalars, keep, 1.25)
+        except Exception as e:  # the reference is a text of the user's
+            raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
+
+    want = reference(inputs)
+    for name, value in zip(outputs, evaluate(graph, list(outputs.values()), env, np, sp)):
+        _compare(failures, place, f"expr of {name} against its ref", inputs, value, want[name], 1e-9 * np.abs(want[name]) + 1e-11)
+    try:
+        duals = oracle.reference(op, act, inputs, scalars, keep, 1.25) if gradients else {}
+    except Exception as e:
+        raise Trouble(f"{place} ref: cannot be differentiated: {e}") from None
+    for name, node in gradients.items():
+        got = np.broadcast_to(evaluate(graph, [node], env, np, sp)[0], (POINTS,))
+        x = inputs[name]
+        near = [{**env, name: x + s * _step(x)} for s in (0.0, *STENCIL)]
+        smooth = np.broadcast_to(_smooth(graph, list(outputs.values()) + [node], near), x.shape)
+        smooth = smooth & np.isfinite(sum(sum(reference({**inputs, name: e[name]}).values()) for e in near))
+        if not smooth.any():
+            raise Trouble(f"{place} expr: at no point can its gradient for {name} be checked; is `positive = true` missing?")
+        fd, tolerance = 0.0, 0.0
+        for k, out in enumerate(outputs):
+            slope, error = _difference(lambda at, out=out, name=name: reference({**inputs, name: at})[out], x)
+            fd, tolerance = fd + (DY + k) * slope, tolerance + abs(DY + k) * error
+        kept = {n: v[smooth] for n, v in inputs.items()}
+        _compare(failures, place, f"gradient for {name} against finite differences of ref", kept, got[smooth], fd[smooth], tolerance[smooth])
+        exact = sum((DY + k) * np.broadcast_to(duals[out].tangents.get(name, 0.0), x.shape) for k, out in enumerate(outputs))
+        _compare(failures, place, f"gradient for {name} against the derivative of ref", kept, got[smooth], exact[smooth],
+                 1e-9 * np.abs(exact[smooth]) + 1e-11)

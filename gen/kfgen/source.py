@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel as a single text: its headers, cut to it, with every kf header that they include written in their place."""
+
+import difflib
+import re
+
+from kfgen import names
+from kfgen.render import ROOT, Renderer, Selection, with_acts
+
+INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
+DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
+
+QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
+#pragma nv_diag_suppress 177  // functions that other kernels would use
+#endif
+
+"""
+
+
+def find(selection, name):
+    """(launcher, whether the name is its C one)."""
+    known = {}
+    for k in selection.all_kernels():
+        for launcher in k.launchers:
+            known[launcher.name] = launcher, False
+            known[launcher.cpu_name] = launcher, True
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+        raise ValueError(f"`{name}` is not a function of kf" + (f"; near it are: {', '.join(near)}" if near else "") + "; `kfgen list` shows all")
+    return known[name]
+
+
+def cut(selection, launcher):
+    """The selection with this launcher's kernel and activation alone."""
+    k, act = launcher.kernel, launcher.act
+    found = Selection(selection.spec)
+    found.ops, found.activations, found.dtypes = [k.op], [act], list(k.dtypes)
+    found._kernels = {k.op.pattern: [with_acts(k, [act])]}
+    return found
+
+
+def inline(path, files):
+    """The text of files[path], or of a header of include/, with what it includes of kf in its place.
+
+    A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside.
+    """
+    seen = {}  # header: the conditions that it was written under
+
+    def expand(path, conditions):
+        text = files[path] if path in files else (ROOT / "include" / path).read_text()
+        guard = re.search(r"^#ifndef (\w+)\n#define \1$", text, re.M)
+        stack, lines = list(conditions), []
+        for line in text.splitlines():
+            if m := INCLUDE.match(line):
+                here = [c for c in stack if c]
+                if not any(here[:len(before)] == before for before in seen.get(m[1], [])):
+                    seen.setdefault(m[1], []).append(here)
+                    lines += expand(m[1], here)
+                continue
+            if m := DIRECTIVE.match(line):
+                word, rest = m.groups()
+                if word in ("if", "ifdef", "ifndef"):
+                    stack.append("" if guard and word == "ifndef" and rest == guard[1] else f"{word} {rest}")
+                elif word in ("elif", "else"):
+                    stack[-1] += f" / {word} {rest}"
+                elif word == "endif":
+                    stack.pop()
+            lines.append(line)
+        return lines
+
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(expand(path, [])) + "\n")
+
+
+def kernel_names(launcher):
+    """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from."""
+    values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
+    found = [re.search(r"(kfk_\w+)<(.*)>", text) for text in launcher.kernel.instances]
+    texts = [f"{m[1]}<{', '.join(values.get(p, p) for p in m[2].split(', '))}>" for m in found if m]
+    return list(dict.fromkeys(texts))
+
+
+def source(selection, name):
+    launcher, cpu = find(selection, name)
+    k = launcher.kernel
+    files = Renderer(cut(selection, launcher)).render()
+    text = inline(f"kf/ops/{names.stem(k.op.pattern)}{'.h' if cpu else '.cuh'}", files)
+    return _about(launcher, cpu) + text
+
+
+def _about(launcher, cpu):
+    lines = ["SPDX-License-Identifier: Apache-2.0", f"{launcher.cpu_name if cpu else launcher.name} of kf in one text, by `kfgen source`. "]
+    if cpu:
+        lines[1] += "Compile as C11 or C++17, link with -lm."
+        return "\n".join(["/* " + lines[0] + " */", "/* " + lines[1] + " */"]) + "\n"
+    lines += [
+        "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for one of",
+        *(f"    {n}" for n in kernel_names(launcher)),
+        "by nvrtcAddNameExpression, and launch it with the arguments that the run function above the launcher sets up."]
+    return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof that the numbers tests bite: things are broken one at a time, and they must go red.
+
+Activations: each literal of `expr` and `dexpr` is altered, the reference kept. All mutants are activations of one spec that is
+rendered and compiled once. Ops and schedules: one line of the generated C or of core is altered in a copy.
+"""
+
+import dataclasses
+import functools
+import re
+import shutil
+
+import cases
+import checks
+import exhaustive
+import kflib
+import pytest
+from conftest import BUILD
+from kfgen import manifest as manifests
+from kfgen import spec as specs
+from kfgen.render import Renderer, Selection, write_all
+
+DTYPES = ("f32", "bf16")
+FLAGS = ("-O1", "-ffp-contract=off")
+FACTOR, SHIFT = 1.02, 0.03  # visible in bf16, whose neighbours are up to 0.8 % apart; a literal 0 is shifted
+LITERAL = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")
+
+# Mutants that compute the same function: (activation, field, literal).
+EQUIVALENT = {
+    ("mish", "expr", "20"): "from the clamp on, the quotient is 1 to the last bit",
+    ("mish", "dexpr", "20"): "from the clamp on, the quotient is 1 and the second term 0, to the last bit",
+    ("gelu_tanh", "dexpr", "30"): "at the clamp the sigmoid is 0 or 1 to the last bit already",
+}
+
+
+@dataclasses.dataclass
+class Mutant:
+    original: str  # the activation's name
+    field: str
+    literal: str
+    act: object
+
+    @property
+    def bwd(self):
+        """Whether its backward must go red, or its forward. (A derived gradient need not notice: a constant's is 0 as well.)"""
+        return self.field == "dexpr"
+
+
+def mutants_of(act):
+    for field in ("expr", "dexpr"):
+        text = getattr(act, field)
+        if text is None:
+            continue
+        places = [(m, repr(float(m[0]) * FACTOR if float(m[0]) else SHIFT)) for m in LITERAL.finditer(text)]
+        if not places:  # no constants: one operand off
+            places = [(m, f"({FACTOR} * x)") for m in list(re.finditer(r"\bx\b", text))[:1]]
+        for m, new in places:
+            if (act.name, field, m[0]) not in EQUIVALENT:
+                yield Mutant(act.name, field, m[0], dataclasses.replace(act, **{field: text[:m.start()] + new + text[m.end():]}))
+
+
+@functools.lru_cache(maxsize=None)
+def mutants():
+    """{name: Mutant}; each has a name and an id of its own, and is an activation like any other."""
+    found = {}
+    for act in checks.spec().activations.values():
+        if act.name != "none":
+            for i, m in enumerate(mutants_of(act)):
+                m.act = dataclasses.replace(m.act, name=f"{act.name}_{m.field}{i}", id=2000 + len(found))
+                found[m.act.name] = m
+    return found
+
+
+def mutated_selection():
+    spec = specs.load()
+    spec.activations = {"none": spec.activations["none"]} | {name: m.act for name, m in mutants().items()}
+    spec.ops["{act}"].activations = [m.act for m in mutants().values()]
+    return Selection(spec, ops=["{act}"], dtypes=list(DTYPES))
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return checks.CpuMemory()
+
+
+@pytest.fixture(scope="module")
+def mutated(tmp_path_factory):
+    """(library, {(mutant, dtype, bwd): function})"""
+    selection = mutated_selection()
+    out = tmp_path_factory.mktemp("mutants")
+    renderer = Renderer(selection)
+    write_all(renderer.render(), out, renderer.dependencies())
+    functions = manifests.build(selection)["functions"]
+    lib = kflib.build("cpu", functions, out / "lib", FLAGS, include=[kflib.ROOT / "include", out])
+    return lib, {(f["activation"], f["dtypes"][0], f["bwd"]): f for f in functions}
+
+
+def goes_red(lib, memory, f):
+    """Whether test_numbers fails on f, or test_all_values of the activations does."""
+    try:
+        for sizes, values, shift in cases.runs(f):
+            checks.run(lib, memory, f, sizes, values, shift=shift)
+        exhaustive.run_all_values(lib, f)
+    except checks.Failure:
+        return True
+    return False
+
+
+def test_every_activation_has_mutants():
+    names = {a.name for a in checks.spec().activations.values()} - {"none"}
+    assert {m.original for m in mutants().values() if m.field == "expr"} == names
+    used = {(a.name, field, literal[0]) for a in checks.spec().activations.values() for field in ("expr", "dexpr")
+            for literal in LITERAL.finditer(getattr(a, field) or "")}
+    assert set(EQUIVALENT) <= used, "an exception for what is not in the spec any more"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", mutants())
+def test_altered_activation(mutated, memory, name, dtype):
+    lib, functions = mutated
+    m = mutants()[name]
+    # The mutant is called, the original's reference says what is right.
+    f = functions[name, dtype, m.bwd] | {"activation": m.original}
+    assert goes_red(lib, memory, f), f"{m.original}: {m.field} = {getattr(m.act, m.field)!r} ({m.literal} altered) passes as right"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [a.name for a in checks.spec().activations.values() if a.dexpr is None and a.name != "none"])
+def test_altered_expression_of_a_derived_gradient(mutated, memory, name, dtype):
+    """At least one of the mutants of an expression without a dexpr is seen in its gradient."""
+    lib, functions = mutated
+    seen = [goes_red(lib, memory, functions[n, dtype, True] | {"activation": name}) for n, m in mutants().items() if m.original == name]
+    assert any(seen)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "hardtanh"])
+def test_the_original_is_green(memory, name):
+    """The machinery above does not turn red by itself."""
+    chosen = [f for f in kflib.manifest()["functions"] if f["op"] == "{act}" and f["activation"] == name and f["dtypes"][0] in DTYPES]
+    lib = kflib.build("cpu", chosen, BUILD / "cpu", FLAGS)
+    assert len(chosen) == 4 and not any(goes_red(lib, memory, f) for f in chosen)
+
+
+# ---- ops and schedules: (file, text, instead, functions that must notice)
+
+BROKEN = {
+    "the mask of the next element": ("kf/core/map.h", r"halves \+ first % 8", "halves + first % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16")),
+    "the mask from another group": ("kf/core/map.h", r"\(kfi_u64\)first / 8", "(kfi_u64)first / 4", ("kf_cpu_bias_dropout_add_f32",)),
+    "a dropped word too many": ("kf/core/map.h", r"h\[j\] >= threshold", "h[j] > threshold + 40", ("kf_cpu_dropout_f32",)),
+    "a round of Philox less": ("kf/core/philox.h", r"round < 10; \+\+round\) \{\n        const", "round < 9; ++round) {\n        const", ("kf_cpu_dropout_f32",)),
+    "gradients of sub swapped": ("kf/ops/sub.h", r"da\[j\] = (\w+);\n        db\[j\] = -\1;", r"da[j] = -\1;\n        db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32")),
+    "operands of sub swapped": ("kf/ops/sub.h", r"a_j - b_j", "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16")),
+    "flat tail one short": ("kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))", r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32")),
+    "flat tail one long": ("kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))", r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16")),
+    "narrow rows: the wrong column": ("kf/core/map.h", r"col = \(col \+ KFI_TILE\) % m->cols", "col = (col + KFI_TILE + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32")),
+    "narrow rows: a tail's sums lost": ("kf/core/map.h", r"kfi_add_sums\(repeated\[k\] \+ col \* m->acc_size, \(const char \*\)lost\[n\+\+\]\.bytes, count",
+                                        "kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count - 1", ("kf_cpu_bias_bwd_f32",)),
+    "wide rows: the row's first columns again": ("kf/core/map.h", r"count == KFI_TILE \? base \+ col \* s->size", "count == KFI_TILE ? base", ("kf_cpu_bias_f32", "kf_cpu_prelu_bias_f32")),
+    "the other half": ("kf/core/map.h", r"m->cols \+ s->half\) \* m->cols", "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
+    "the next channel": ("kf/core/map.h", r"channel = plane % m->channels", "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16")),
+    "a sum's first part twice": ("kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{", "kf_i64 b = 0; b < m->blocks; ++b) { if (b == 1) total += total;", ("kf_cpu_bias_bwd_f32",)),
+    "bf16 by truncation": ("kf/core/math.h", r"0x7fffu?", "0u", ("kf_cpu_relu_squared_bf16", "kf_cpu_cast_f32_bf16")),
+}
+BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]}  # parts begin at 131,072 elements
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_altered_schedule(include, memory, tmp_path, what):
+    file, text, instead, names = BROKEN[what]
+    for source in include:
+        shutil.copytree(source / "kf", tmp_path / "kf", dirs_exist_ok=True)
+    path = tmp_path / file
+    broken, count = re.subn(text, instead, path.read_text())
+    assert count > 0, f"{file} has no {text!r} any more: write this fault anew"
+    path.write_text(broken)
+    functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in names]
+    assert len(functions) == len(names)
+    lib = kflib.build("cpu", functions, tmp_path / "lib", FLAGS, include=[tmp_path])
+    for f in functions:
+        with pytest.raises(checks.Failure):
+            for sizes, values, shift in cases.runs(f) + BIG.get(what, []):
+                checks.run(lib, memory, f, sizes, values, shift=shift)
+
+
+def test_sums_of_several_parts(memory):
+    """The fault above is only visible on large tensors: they are right without it."""
+    functions = [f for f in kflib.manifest()["functions"] if f["cpu_workspace"] and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
+    lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
+    for f in functions:
+        for sizes in {2: [(600, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)]}[len(f["sizes"])]:
+            checks.run(lib, memory, f, sizes)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C backend's results do not depend on threads: not on their number, not on who runs them, not on a fork."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import cases
+import kflib
+import numpy as np
+import pytest
+from conftest import BUILD
+
+EXTENTS = {1: [(100003,)], 2: [(300, 403), (40, 5003), (70000, 3)], 3: [(4, 50, 331), (3, 1000, 64), (900, 70, 1)]}
+# One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
+# here for what reads rows and adds up sums.
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("none" if f["op"] in ("prelu_bias", "bias_dropout_add", "cast") else "silu")
+             and (f["dtypes"] in (["f32"], ["f32", "bf16"]) or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1)))]
+FLAGS = ("-O1", "-ffp-contract=off")
+
+REVERSED = """
+#ifndef KFT_HOOK
+#define KFT_HOOK
+__attribute__((weak)) long kft_pieces;
+static inline void kft_for(long long count, void (*fn)(void *, long), void *context)
+{
+    while (count-- > 0) {
+        __atomic_fetch_add(&kft_pieces, 1, __ATOMIC_RELAXED);
+        fn(context, (long)count);
+    }
+}
+#define KF_PARALLEL_FOR(count, fn, context) kft_for(count, fn, context)
+#endif
+"""
+PTHREADS = """
+#ifndef KFT_HOOK
+#define KFT_HOOK
+#include <pthread.h>
+__attribute__((weak)) long kft_pieces;
+typedef struct { long long count; void (*fn)(void *, long); void *context; long long next; } kft_job;
+static inline void *kft_work(void *p)
+{
+    kft_job *job = (kft_job *)p;
+    for (long long i; (i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->count;) {
+        __atomic_fetch_add(&kft_pieces, 1, __ATOMIC_RELAXED);
+        job->fn(job->context, (long)i);
+    }
+    return 0;
+}
+static inline void kft_for(long long count, void (*fn)(void *, long), void *context)
+{
+    kft_job job = {count, fn, context, 0};
+    pthread_t threads[3];
+    for (int t = 0; t < 3; ++t) pthread_create(&threads[t], 0, kft_work, &job);
+    for (int t = 0; t < 3; ++t) pthread_join(threads[t], 0);
+}
+#define KF_PARALLEL_FOR(count, fn, context) kft_for(count, fn, context)
+#endif
+"""
+# Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
+# environment once.
+SCRIPT = """
+import ctypes, hashlib, json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import test_threads as t, kflib
+lib = kflib.Lib("cpu", sys.argv[2])
+found = {f"{f['cpu_name']} {sizes}": t.digest(lib, f, sizes) for f in t.FUNCTIONS for sizes in t.EXTENTS[len(f["sizes"])]}
+try:
+    pieces = ctypes.c_long.in_dll(lib.dll, "kft_pieces").value
+except ValueError:
+    pieces = None
+print(json.dumps([pieces, found]))
+"""
+
+
+def arguments(f, sizes, seed=3):
+    """(values for Lib.call, {output: array}, what must stay alive)."""
+    import checks
+    rng = np.random.default_rng(seed)
+    values, outputs, alive = dict(zip(f["sizes"], sizes)) | f["scalars"], {}, []
+    for a in f["arguments"]:
+        if "kind" not in a:
+            continue
+        shape = checks.shape_of(sizes, a["kind"])
+        if a["role"] == "in":
+            array = checks.draw(rng, shape, a["dtype"], "normal", a["positive"])
+        else:
+            array = outputs[a["name"]] = np.full(shape, 7, checks.STORAGE[a["dtype"]])
+        alive.append(array)
+        values[a["name"]] = None if a["unread"] else array.ctypes.data
+    state = np.array([11, 12], np.uint64)
+    alive.append(state)
+    return values | {"p": 0.3, "seed": 11, "offset": 12, "state": state.ctypes.data}, outputs, alive
+
+
+def digest(lib, f, sizes):
+    import hashlib
+    values, outputs, alive = arguments(f, sizes)
+    need = lib.workspace_bytes(f, list(sizes))
+    workspace = np.zeros(need + 16, np.uint8)
+    values |= {"workspace": workspace.ctypes.data + -workspace.ctypes.data % 16, "workspace_bytes": need}
+    assert lib.call(f, values) == 0, lib.detail
+    del alive
+    return hashlib.sha256(b"".join(x.tobytes() for x in outputs.values())).hexdigest()[:16]
+
+
+def build(variant, folder):
+    """The library of one way to run the pieces of a call."""
+    flags = {"openmp": ("-fopenmp",), "serial": (), "always": ("-fopenmp", "-DKF_OMP_MIN=1")}.get(variant)
+    if flags is None:
+        hook = folder / "hook.h"
+        hook.write_text({"reversed": REVERSED, "pthreads": PTHREADS}[variant])
+        flags = ("-pthread", "-include", str(hook))
+    return kflib.build("cpu", FUNCTIONS, (folder if "-include" in flags else BUILD / "cpu"), (*FLAGS, *flags))
+
+
+def digests(lib, **environment):
+    paths = [str(pathlib.Path(__file__).parent), str(kflib.ROOT / "tests/support"), str(kflib.ROOT / "gen"), str(kflib.ROOT / "tests")]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(paths), str(lib.path)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def agree(got, want):
+    different = [name for name in want if got[name] != want[name]]
+    assert set(got) == set(want) and len(want) > 60
+    assert not different, f"{len(different)} of {len(want)} differ, first {different[0]}"
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    return digests(build("openmp", None), OMP_NUM_THREADS="1")[1]
+
+
+@pytest.mark.parametrize("threads", ["2", "5"])
+def test_number_of_threads(one_thread, threads):
+    agree(digests(build("openmp", None), OMP_NUM_THREADS=threads, OMP_DYNAMIC="false")[1], one_thread)
+
+
+def test_repeated_runs(one_thread):
+    """Twice the same, with more threads than cores and another schedule of the operating system each time."""
+    agree(digests(build("openmp", None), OMP_NUM_THREADS="5")[1], one_thread)
+
+
+@pytest.mark.parametrize("variant", ["serial", "reversed", "pthreads", "always"])
+def test_other_ways_to_run(one_thread, variant, tmp_path):
+    pieces, found = digests(build(variant, tmp_path), OMP_NUM_THREADS="3")
+    agree(found, one_thread)
+    assert (pieces is not None and pieces > 3 * len(FUNCTIONS)) == (variant in ("reversed", "pthreads"))
+
+
+FORK = """
+import json, os, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import test_threads as t, kflib
+lib = kflib.Lib("cpu", sys.argv[2])
+f = next(f for f in t.FUNCTIONS if f["cpu_name"] == "kf_cpu_bias_silu_bwd_f32")
+def digest(): return t.digest(lib, f, (300, 403))
+want = digest() if sys.argv[3] == "used" else None  # the parent's OpenMP threads exist from here on
+def child(depth):
+    pid = os.fork()
+    if pid == 0:
+        got = [digest(), digest()]
+        code = 0 if len(set(got)) == 1 and (want is None or got[0] == want) else 3
+        if depth and code == 0:
+            code = child(depth - 1)
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+code = child(1)  # and a child of the child
+print("done", code, digest() == (want or digest()))
+"""
+
+
+@pytest.mark.parametrize("parent", ["used", "unused"])
+def test_fork(parent):
+    """A child that calls a large op after the parent's threads were started, or before, returns with the same result."""
+    paths = [str(pathlib.Path(__file__).parent), str(kflib.ROOT / "tests/support"), str(kflib.ROOT / "gen"), str(kflib.ROOT / "tests")]
+    command = [sys.executable, "-c", FORK, json.dumps(paths), str(build("openmp", None).path), parent]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                               env={**os.environ, "OMP_NUM_THREADS": "3"})
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # the forked children too
+        pytest.fail(f"the forked child hangs (parent's OpenMP {parent})")
+    assert out.strip() == "done 0 True", out + err[-2000:]
+
+
+def test_error_detail_is_the_threads_own():
+    lib = build("serial", None)
+    f = {g["cpu_name"]: g for g in FUNCTIONS}
+    first, second = f["kf_cpu_add_f32"], f["kf_cpu_bias_silu_bf16"]
+    barrier, said = threading.Barrier(2), {}
+
+    def work(function, n):
+        values, _, alive = arguments(function, (5, 5)[:len(function["sizes"])])
+        assert lib.detail == ""  # nothing has failed in this thread
+        for i in range(50):
+            barrier.wait(timeout=30)
+            lib.call(function, values | {function["sizes"][0]: n - i})
+            barrier.wait(timeout=30)  # both have failed before either asks
+            said.setdefault(function["cpu_name"], []).append((n - i, lib.detail))
+        del alive
+
+    threads = [threading.Thread(target=work, args=a) for a in ((first, -1), (second, -1000))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(said) == 2 and all(len(v) == 50 for v in said.values())
+    for name, details in said.items():
+        for n, detail in details:
+            assert detail == f"{name}: {f[name]['sizes'][0]} is {n}, expected 0 or more"
+
+
+def test_calls_from_several_threads(one_thread):
+    """User threads that call at the same time do not disturb each other (ctypes lets them run side by side)."""
+    lib = build("openmp", None)
+    chosen = [f for f in FUNCTIONS if f["dtypes"][0] == "f32"][::4]
+    found, failed = {}, []
+
+    def work(part):
+        try:
+            for f in chosen[part::2] + chosen[::3]:
+                for sizes in EXTENTS[len(f["sizes"])]:
+                    found.setdefault(f"{f['cpu_name']} {sizes}", []).append(digest(lib, f, sizes))
+        except BaseException as e:  # noqa: BLE001 (shown by the test itself)
+            failed.append(e)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed, failed
+    assert found and all(set(v) == {one_thread[name]} for name, v in found.items())

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples compile without a warning, as C and as C++, against headers laid out as `make install` leaves them, and run."""
+
+import pathlib
+import shutil
+import subprocess
+
+import kflib
+import pytest
+from conftest import BUILD, ROOT
+
+EXAMPLES = ROOT / "examples"
+C = sorted(p.name for p in EXAMPLES.glob("*.c") if not p.name.startswith("demo"))
+CUDA = sorted(p.name for p in EXAMPLES.glob("*.cu") if not p.name.startswith("demo"))
+WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
+NVCC = shutil.which("nvcc") or next((str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None)
+NO_GPU = 77
+
+
+def run(*command, status=(0,)):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode in status, f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """An include directory with core, the generated headers and those of examples/my_ops.toml."""
+    out = tmp_path_factory.mktemp("prefix")
+    shutil.copytree(ROOT / "include/kf/core", out / "kf/core")
+    shutil.copytree(kflib.render(BUILD)[1] / "kf", out / "kf", dirs_exist_ok=True)
+    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "render", "--spec", EXAMPLES / "my_ops.toml", "--out", out)
+    return out
+
+
+@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17 -xc++"])
+@pytest.mark.parametrize("name", C)
+def test_c(name, compiler, prefix, tmp_path):
+    run(*compiler.split(), "-O2", *WARNINGS, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example", "-lm")
+    said = run(tmp_path / "example").stdout
+    if name == "readme_cpu.c":
+        assert [float(v) for v in said.split()] == [-0.1587, 0.8413, 0.0, 1.9545, 3.9999, 2.9960]
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc")
+@pytest.mark.parametrize("name", CUDA)
+def test_cuda(name, prefix, tmp_path):
+    arch = "-arch=native" if kflib.has_gpu() else "-arch=sm_90"
+    run(NVCC, "-O3", arch, "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example")
+    run(tmp_path / "example", status=(0,) if kflib.has_gpu() else (NO_GPU,))
+
+
+def test_examples_are_short():
+    for path in [*EXAMPLES.glob("0*"), *EXAMPLES.glob("readme*")]:
+        assert len(path.read_text().splitlines()) < 60, path.name

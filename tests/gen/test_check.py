@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kfgen check` passes on kf's own spec and bites on every constant, derivative, edge and gradient that is altered."""
+
+import ast
+import copy
+
+import numpy as np
+import pytest
+from kfgen import check, spec
+from kfgen.cli import main
+from kfgen.render import Selection
+
+SPEC = spec.load()
+ACTS = list(SPEC.activations.values())
+
+
+def failures_of(act):
+    found = []
+    try:
+        check._activation(act, found)
+    except check.Trouble as e:
+        found.append(str(e))
+    return found
+
+
+def mutants(text):
+    """The expression with one number or one operator changed."""
+    tree = ast.parse(text.strip())
+    spots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))]
+    for k in range(len(spots)):
+        changed = copy.deepcopy(tree)
+        node = [n for n in ast.walk(changed) if isinstance(n, ast.Constant) or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))][k]
+        if isinstance(node, ast.Constant):
+            node.value = node.value * 1.001 if node.value else 0.001
+        else:
+            node.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+        yield ast.unparse(changed)
+
+
+# Clamps far out, where the function is flat to the last bit, and the sign of a term that is 0 or NaN: no value shows their change.
+SILENT = ("20.0199", "30.0299", "-30.03", "- x * 0")
+
+
+def test_own_spec_passes(capsys):
+    assert main(["check"]) == 0
+    said = capsys.readouterr()
+    assert "19 activations" in said.out and "functions" in said.out and not said.err
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda a: a.name)
+@pytest.mark.parametrize("field", ["expr", "dexpr"])
+def test_altered_constants_are_found(act, field):
+    text = getattr(act, field)
+    if text is None:
+        pytest.skip("derived")
+    missed = []
+    for mutant in mutants(text):
+        changed = copy.copy(act)
+        setattr(changed, field, mutant)
+        if not failures_of(changed) and not any(constant in mutant for constant in SILENT):
+            missed.append(mutant)
+    assert not missed
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda a: a.name)
+@pytest.mark.parametrize("field", ["ref", "dref"])
+def test_altered_references_are_found(act, field):
+    changed = copy.copy(act)
+    setattr(changed, field, f"1.0001 * ({getattr(act, field)})")
+    assert failures_of(changed)
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda a: a.name)
+def test_altered_edges_are_found(act):
+    for field in ("edges", "dedges"):
+        for point in getattr(act, field):
+            changed = copy.copy(act)
+            setattr(changed, field, {**getattr(act, field), point: 7.25})
+            found = failures_of(changed)
+            assert len(found) >= 1 and f"{field}: at x = {point}" in found[0] and "expected 7.25" in found[0]
+    assert any("expected -0.0" in f for f in failures_of(with_field(SPEC.activations["relu"], edges={"-0": "-0"})))
+
+
+def with_field(entry, **fields):
+    changed = copy.copy(entry)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+@pytest.mark.parametrize("pattern", sorted(SPEC.ops))
+def test_altered_ops_are_found(pattern):
+    """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
+    op = SPEC.ops[pattern]
+    name = op.operands[0].values[0]
+    refs = {out: text + f" + 1e-6 * {name} * {name}" for out, text in op.refs.items()}
+    found = []
+    check._op(with_field(op, refs=refs), op.activations[-1], found)
+    assert any("against its ref" in f and f"[op.{pattern}]" in f and f"{name} = " in f for f in found)
+    if op.types == "one":
+        wide = with_field(op, refs={out: text + f" + 1e-2 * {name} * {name}" for out, text in op.refs.items()})
+        check._op(wide, op.activations[-1], found)
+        assert op.operands[0].grad and any(f"gradient for {name} against finite differences" in f for f in found)
+
+
+def test_wrong_rule_of_a_primitive_is_found(monkeypatch):
+    from kfgen import expr
+    monkeypatch.setitem(expr.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
+    found, op = [], SPEC.ops["div_{act}"]
+    check._op(op, op.activations[0], found)
+    assert any("gradient for b" in f for f in found)
+
+
+BAD = """
+[activation.wrong]
+id = 1024
+brief = "x^2"
+expr = "x * x"
+dexpr = "dy * x"
+ref = "x * x"
+"""
+
+
+def test_message_and_exit_code(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(BAD)
+    assert main(["check", "--spec", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, at x = " in said
+    path.write_text(BAD.replace('ref = "x * x"', 'ref = "np.cbrt(x) ** 6"').replace("dy * x", "2 * dy * x"))
+    assert main(["check", "--spec", str(path)]) == 1
+    assert "give the activation a dref" in capsys.readouterr().err
+
+
+def test_points_are_seen():
+    """Most of the grid is away from kinks."""
+    rng = np.random.default_rng(0)
+    for act in ACTS:
+        graph, y, dx = check._activation_graph(act)
+        x = check._grid(rng, [])
+        near = [{"x": x + s * check._step(x), "dy": 1.0, **act.scalars} for s in (0.0, *check.STENCIL)]
+        assert np.broadcast_to(check._smooth(graph, [y, dx], near), x.shape).mean() > 0.8
+    assert check.run(Selection(SPEC))[0] == []

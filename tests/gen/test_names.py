@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names: the grammar, the promised signatures and functions, and the words that users' names must not take."""
+
+import itertools
+import json
+import re
+
+import pytest
+from kfgen import names, spec
+from kfgen.cli import main
+from kfgen.manifest import build
+from kfgen.render import ROOT, Renderer, Selection
+
+MANIFEST = build(Selection(spec.load()))
+FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}
+FLOATS, INTS = ("f32", "f16", "bf16", "f64"), ("i32", "i64")
+ACTIVATIONS = ("relu", "leaky_relu", "relu6", "relu_squared", "elu", "selu", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hard_sigmoid",
+               "hardswish", "tanh", "hardtanh", "softplus", "softsign", "mish")
+
+
+@pytest.mark.parametrize(("pattern", "word", "name"), [
+    ("add_{act}", "relu", "kf_add_relu_f32"), ("add_{act}", "none", "kf_add_f32"), ("bias_{act}_add", "gelu", "kf_bias_gelu_add_f32"),
+    ("bias_{act}_add", "none", "kf_bias_add_f32"), ("{act}_mul", "silu", "kf_silu_mul_f32"), ("{act}", "mish", "kf_mish_f32"),
+    ("cast", "none", "kf_cast_f32")])
+def test_function(pattern, word, name):
+    assert names.function(pattern, word, ("f32",)) == name
+    assert names.function(pattern, word, ("f32",), cpu=True) == name.replace("kf_", "kf_cpu_", 1)
+
+
+def test_words_of_a_name():
+    assert names.function("layer_norm", "none", ("bf16", "f32"), bwd=True) == "kf_layer_norm_bwd_bf16_f32"
+    assert names.function("layer_norm", "none", ("bf16", "bf16")) == "kf_layer_norm_bf16"
+    assert names.function("{act}_dropout", "gelu", ("f16",), bwd=True, state=True) == "kf_gelu_dropout_state_bwd_f16"
+    assert names.workspace("bias_{act}", ("bf16",)) == "kf_bias_bwd_bf16_workspace_bytes"
+    assert [names.stem(p) for p in ("add_{act}", "{act}", "{act}_mul", "bias_{act}_add", "cast")] == ["add", "act", "act_mul", "bias_act_add", "cast"]
+
+
+# The promise to callers. Change these lines only with a new major version.
+SIGNATURES = """
+kf_result_t kf_add_relu_f32(const float *a, const float *b, float *out, int64_t n, cudaStream_t stream);
+kf_result_t kf_add_relu_bwd_f32(const float *a, const float *b, const float *dout, float *da, float *db, int64_t n, cudaStream_t stream);
+kf_result_t kf_gelu_f16(const kf_f16 *x, kf_f16 *out, int64_t n, cudaStream_t stream);
+kf_result_t kf_bias_gelu_bf16(const kf_bf16 *x, const kf_bf16 *bias, kf_bf16 *out, int64_t rows, int64_t cols, cudaStream_t stream);
+kf_result_t kf_bias_gelu_bwd_bf16(const kf_bf16 *x, const kf_bf16 *bias, const kf_bf16 *dout, kf_bf16 *dx, kf_bf16 *dbias, int64_t rows,
+ int64_t cols, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+kf_result_t kf_silu_mul_f32(const float *gate, const float *up, float *out, int64_t n, cudaStream_t stream);
+kf_result_t kf_axpby_leaky_relu_f32(const float *a, const float *b, float *out, int64_t n, float alpha, float beta, float negative_slope,
+ cudaStream_t stream);
+kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *mean, const float *var, const float *weight, const float *bias, kf_f16 *out,
+ int64_t outer, int64_t channels, int64_t inner, float eps, cudaStream_t stream);
+kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p, uint64_t seed, uint64_t offset, cudaStream_t stream);
+"""
+
+
+@pytest.mark.parametrize("line", SIGNATURES.replace("\n ", " ").strip().splitlines())
+def test_signatures(line):
+    f = FUNCTIONS[re.search(r"(kf_\w+)\(", line)[1]]
+    assert f["signature"] + ";" == line
+    assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
+
+
+# op: (activations, whether none is one, dtypes of the forward, gradients)
+FAMILY = {
+    "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
+    "div_{act}": (18, True, 4, True), "maximum_{act}": (18, True, 6, True), "minimum_{act}": (18, True, 6, True), "axpby_{act}": (18, True, 4, True),
+    "bias_{act}": (18, True, 4, True), "bias_{act}_add": (18, True, 4, True), "{act}_scale": (18, True, 4, True), "prelu_bias": (0, True, 4, True),
+    "{act}_mul": (18, False, 4, True), "{act}_glu": (18, False, 4, True), "batch_norm_{act}": (18, True, 4, True),
+    "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True)}
+
+
+@pytest.mark.parametrize("pattern", FAMILY)
+def test_every_function_of_the_family(pattern):
+    """Each op with each activation and dtype, forward and backward, and nothing else."""
+    count, none, dtypes, bwd = FAMILY[pattern]
+    words = list(ACTIVATIONS[:count]) + ["none"] * none
+    want = {names.function(pattern, w, (d,), b, s) for w in words for d in FLOATS for b in (False, bwd) for s in (False, "dropout" in pattern)}
+    if dtypes == 6:
+        want |= {names.function(pattern, w, (d,)) for w in ("none", "relu") for d in INTS}
+    assert {f["name"] for f in MANIFEST["functions"] if f["op"] == pattern} == want
+
+
+def test_every_cast():
+    want = {f"kf_cast_{a}_{b}" for a, b in itertools.permutations(FLOATS + INTS, 2)}
+    assert {f["name"] for f in MANIFEST["functions"] if f["op"] == "cast"} == want
+    assert {f["op"] for f in MANIFEST["functions"]} == {*FAMILY, "cast"}
+
+
+def test_list(capsys):
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f["signature"] + ";" for f in MANIFEST["functions"]]
+    assert len(FUNCTIONS) == len(MANIFEST["functions"])
+
+
+def test_list_json_round_trip(capsys):
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == MANIFEST
+
+
+def test_list_of_a_selection(capsys):
+    assert main(["list", "--ops", "add,cast", "--activations", "gelu", "--dtypes", "f32,bf16"]) == 0
+    said = set(re.findall(r"kf_\w+(?=\()", capsys.readouterr().out))
+    assert said == {*(f"kf_add_{w}{d}" for w in ("", "gelu_", "bwd_", "gelu_bwd_") for d in ("f32", "bf16")), "kf_cast_f32_bf16", "kf_cast_bf16_f32"}
+
+
+OWN = """
+[op."own_{act}"]
+brief = "all kinds of operands"
+operands = { zza = "elem", zzb = "elem", zzr = "row", zzq = { kind = "row", dtype = "acc" } }
+scalars = { zzs = 2.0 }
+expr = "act(dropout(zza * zzs + zzr) * zzb + exp(zzq))"
+ref = "act(dropout(zza * zzs + zzr) * zzb + np.exp(zzq))"
+[op."halved_{act}"]
+brief = "a packed operand"
+operands = { zzx = { kind = "half", parts = ["zzg", "zzu"] }, zzr = "row" }
+expr = "act(zzg) * (zzu + zzr)"
+ref = "act(zzg) * (zzu + zzr)"
+[op."planes_{act}"]
+brief = "channels"
+operands = { zza = "elem", zzc = "channel" }
+scalars = { zzs = 2.0 }
+expr = "act(zza * exp(zzc * zzs))"
+ref = "act(zza * np.exp(zzc * zzs))"
+"""
+# Types and words of the languages and of kf, which stand for themselves.
+IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
+
+
+@pytest.mark.parametrize("ext", [".cuh", ".h"])
+def test_reserved_words_are_complete(tmp_path, ext):
+    """Every name that the generated code uses beside operands' is refused to operands."""
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    files = Renderer(Selection(spec.load([path]))).render()
+    found = set()
+    for stem in ("own", "halved", "planes", "add", "cast", "act_dropout"):
+        text = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"", " ", files[f"kf/ops/{stem}{ext}"], flags=re.S)
+        text = re.sub(r"^#(?!pragma unroll).*$", " ", text, flags=re.M)
+        found |= {w for w in re.findall(r"(?<![\w.])(?<!->)(?<!::)[a-z_]\w*", text) if not w.startswith(("kf_", "kfi_", "kfk_")) and "zz" not in w}
+    if ext == ".cuh":
+        assert {"each", "at", "span", "width", "scalars"} <= found
+    own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
+    own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in "vfnsj"} | set(spec.load().ops["axpby_{act}"].scalars) | {
+        s for a in spec.load().activations.values() for s in a.scalars}
+    assert {w for w in found - own - IGNORED if spec.usable(w)} == set()
+
+
+def test_no_template_names_an_op_or_an_activation():
+    """Templates know capabilities, never names."""
+    loaded = spec.load()
+    words = {names.stem(p) for p in loaded.ops} - {"act"} | {p for p in loaded.ops} - {"{act}"} | set(ACTIVATIONS)
+    words -= {"scale", "cast"}  # C words of their own: kfi_cast, keep_scale
+    for path in sorted((ROOT / "templates").rglob("*.j2")):
+        text = re.sub(r"{#.*?#}", "", path.read_text(), flags=re.S)
+        for word in words:
+            assert not re.search(rf"(?<![\w.{{]){re.escape(word)}(?![\w}}])", text), f"{path.name} names {word}"

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kfgen explain` and `kfgen source`: one function in words, and one kernel as a text that compiles on its own."""
+
+import ctypes
+import ctypes.util
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from kfgen import source, spec
+from kfgen.cli import main
+from kfgen.render import Selection
+
+SELECTION = Selection(spec.load())
+
+
+def said(capsys, *arguments):
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("kf_add_relu_f16", ["gen/spec/map.toml", '[op."add_{act}"]', "[activation.relu]", 'expr = "where(x <= 0, 0, x)"', "kf_result_t kf_add_relu_f16(",
+                         "(x <= 0.0f ? 0.0f : x)", "kfi_cpu_select_f32(", "(x <= 0.0f ? 0.0f : dy)", "derived from its expr", "kfk_add_f16<1, 8, 1>",
+                         "templates/cuda/map_each.j2", "kf/ops/add.cuh"]),
+    ("kf_bias_gelu_bwd_bf16", ["dbias", "kfi_gelu_bwd_lp(x)", "templates/cuda/map_sum.j2", "kf/ops/bias.cuh"]),
+    ("kf_cpu_bias_gelu_bwd_bf16", ["kf_result_t kf_cpu_bias_gelu_bwd_bf16(", "templates/cpu/map_run.j2", "kf/ops/bias.h"]),
+    ("kf_silu_dropout_state_f32", ["const uint64_t *state", "closed form, its dexpr", 'dexpr = "s = sigmoid(x)', "kfk_act_dropout_f32<10, 4, "]),
+    ("kf_cpu_mish_f64", ["n = t * (t + 2)\n    r = rcp(n + 2)", "kf/ops/act.h"]),
+    ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>"])])
+def test_explain(capsys, name, parts):
+    text = said(capsys, "explain", name)
+    for part in parts:
+        assert part in text
+    assert ("templates/cpu" in text) != ("templates/cuda" in text)
+    assert "[activation.elu]" not in text and not re.search(r"[ \t]+$", text, re.M)
+
+
+def test_explain_of_a_users_function(capsys, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[activation.twice]\nid = 1024\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n')
+    text = said(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
+    assert str(path) in text and "gen/spec/map.toml" in text and "kf/user/mine/add.cuh" in text and "kf/mine.cuh" in text
+
+
+@pytest.mark.parametrize("command", ["explain", "source"])
+def test_unknown_name(capsys, command):
+    assert main([command, "kf_add_rellu_f16"]) == 1
+    captured = capsys.readouterr()
+    assert "`kf_add_rellu_f16` is not a function of kf; near it are: kf_add_relu_f16, " in captured.err and not captured.out
+
+
+CPU = ["kf_cpu_add_relu_f16", "kf_cpu_add_i32", "kf_cpu_bias_gelu_bwd_bf16", "kf_cpu_batch_norm_silu_bwd_f32", "kf_cpu_silu_dropout_state_bwd_f64",
+       "kf_cpu_cast_f32_bf16"]
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_c(capsys, tmp_path, name):
+    text = said(capsys, "source", name)
+    assert not re.search(r'#\s*include\s*["<]kf', text)
+    path = tmp_path / "one.c"
+    path.write_text(text + f"void *address(void) {{ return (void *){name}; }}\n")
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+    subprocess.run(["gcc", *flags, "-c", str(path), "-o", str(tmp_path / "one.o")], check=True)
+
+
+CUDA = ["kf_add_relu_f16", "kf_bias_gelu_bwd_bf16", "kf_batch_norm_bwd_f32", "kf_silu_dropout_state_f32", "kf_gelu_glu_bwd_f64", "kf_cast_f32_bf16"]
+
+
+@pytest.mark.parametrize("name", CUDA[:3])
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
+def test_nvcc(capsys, tmp_path, name):
+    text = said(capsys, "source", name)
+    assert not re.search(r'#\s*include\s*["<]kf', text)
+    assert set(re.findall(r"\bkf_\w+_(?:f32|f16|bf16|f64)(?=\()", text)) == {name}
+    path = tmp_path / "one.cu"
+    path.write_text(text + f"void *use() {{ return (void *){name}<>; }}\n")
+    done = subprocess.run(["nvcc", "-arch=sm_90", "-Werror", "all-warnings", "-c", str(path), "-o", str(tmp_path / "one.o")], capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in (tmp_path / "one.o").read_bytes()
+
+
+def nvrtc():
+    """NVRTC and CUDA's include directory, or nothing."""
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        return None
+    said_ = subprocess.run([nvcc, "-dryrun", "-x", "cu", "/dev/null", "-c", "-o", "/dev/null"], capture_output=True, text=True).stderr
+    top = pathlib.Path(re.search(r"\bTOP=(.*)", said_)[1]).resolve()
+    found = [*top.glob("lib*/libnvrtc.so*"), *top.glob("targets/*/lib/libnvrtc.so*")]
+    found += [p for d in sys.path for p in pathlib.Path(d).glob("nvidia/*/lib/libnvrtc.so.*")]
+    for library in [ctypes.util.find_library("nvrtc"), *map(str, found)]:
+        if library:
+            return ctypes.CDLL(library), top / "include"
+    return None
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_nvrtc(capsys, name):
+    """The device part alone, with CUDA's include directory alone: the kernels that the text's first lines name are found."""
+    there = nvrtc()
+    if not there:
+        pytest.skip("no NVRTC")
+    lib, include = there
+    text = said(capsys, "source", name)
+    asked = re.findall(r"^//     (kfk_.*)$", text, re.M)
+    assert asked
+    program = ctypes.c_void_p()
+    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"one.cu", 0, None, None) == 0
+    for kernel in asked:
+        assert lib.nvrtcAddNameExpression(program, kernel.encode()) == 0
+    options = (ctypes.c_char_p * 2)(b"-arch=sm_90", f"-I{include}".encode())
+    result = lib.nvrtcCompileProgram(program, 2, options)
+    size = ctypes.c_size_t()
+    lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetProgramLog(program, log)
+    assert result == 0, log.value.decode()[:3000]
+    for kernel in asked:
+        lowered = ctypes.c_char_p()
+        assert lib.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(lowered)) == 0 and lowered.value
+
+
+def test_conditional_includes():
+    """A header that is first met inside an #if is written again outside of it; otherwise each comes once."""
+    files = {
+        "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n', "kf/b.h": "int b;\n",
+        "kf/c.h": '#ifdef Y\n#include "kf/b.h"\n#endif\nint c;\n'}
+    files = {path: f"#ifndef {path[3].upper()}_H\n#define {path[3].upper()}_H\n{text}#endif\n" for path, text in files.items()}
+    text = source.inline("kf/a.h", files)
+    assert text.count("int b;") == 3 and text.count("int c;") == 1 and "#include <math.h>" in text and '"kf/' not in text
+    files["kf/a.h"] = files["kf/a.h"].replace("#ifdef X\n", "").replace("#endif\n#include \"kf/c.h\"", "#include \"kf/c.h\"")
+    assert source.inline("kf/a.h", files).count("int b;") == 1

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every mistake in a spec file is answered with the file, the entry, the field and what to do."""
+
+import pytest
+from kfgen import spec
+from kfgen.cli import main
+
+ACT = {"id": "1024", "brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
+OP = {"brief": '"a + b"', "operands": '{ a = "elem", b = "elem" }', "expr": '"act(a + b)"', "ref": '"act(a + b)"'}
+
+
+def entry(kind, name, fields, change):
+    fields = {**fields, **change}
+    return f"[{kind}.{name}]\n" + "".join(f"{k} = {v}\n" for k, v in fields.items() if v is not None)
+
+
+def act(name="twice", **change):
+    return entry("activation", name, ACT, change)
+
+
+def op(name="plus_{act}", **change):
+    return entry("op", f'"{name}"', OP, change)
+
+
+# What is wrong: (text, entry, field, what the message says, what the fix says)
+CASES = {
+    "not TOML": ("[op.x\n", "file", "syntax", "line 1", "toml.io"),
+    "unknown section": ("[ops.x]\nbrief = 'x'\n", "ops", "section", "not known", "[activation.<name>]"),
+    "section of a word": ("op = 3\n", "op", "section", "not known", "[op.<pattern>]"),
+    "entry of a word": ("[op]\nx = 3\n", "op.x", "entry", "not a table", "[op.x]"),
+    "unknown field": (act(expression='"x"'), "activation.twice", "expression", "is not a field", "correct its spelling"),
+    "unknown field of an op": (op(referenz='"x"'), "op.plus_{act}", "referenz", "is not a field", "correct its spelling"),
+    "wrong type": (act(brief="3"), "activation.twice", "brief", "is 3", "brief = "),
+    "true for a number": (act(id="true"), "activation.twice", "id", "is True", "id = "),
+    "number for a word": (op(ints="1"), "op.plus_{act}", "ints", "is 1", "true or false"),
+    "no id": (act(id=None), "activation.twice", "id", "is missing", "add id"),
+    "reserved id": (act(id="7"), "activation.twice", "id", "reserved for kf's own", "1024"),
+    "duplicate id": (act() + act("thrice"), "activation.thrice", "id", "already twice's", "that is free"),
+    "duplicate name": (act("gelu"), "activation.gelu", "name", "already defined in activations.toml", "another name"),
+    "duplicate op": (op("add_{act}"), "op.add_{act}", "name", "already defined in map.toml", "another name"),
+    "bad activation name": (act("Twice"), "activation.Twice", "name", "is not a word", "lower-case"),
+    "bad pattern": (op("{act}_{act}"), "op.{act}_{act}", "name", "is not a pattern", "one of them may be {act}"),
+    "bad pattern's letters": (op("Plus"), "op.Plus", "name", "is not a pattern", "lower-case"),
+    "long brief": (act(brief='"a\\nb"'), "activation.twice", "brief", "is 'a\\nb'", "one line"),
+    "no expr": (act(expr=None), "activation.twice", "expr", "is missing", "add expr"),
+    "no ref": (act(ref=None), "activation.twice", "ref", "is missing", "NumPy"),
+    "no ref of an op": (op(ref=None), "op.plus_{act}", "ref", "has no reference for `out`", "NumPy"),
+    "no refs": (op(expr=None, ref=None, outputs='{ y = "act(a + b)" }'), "op.plus_{act}", "refs", "has no reference for `y`", "NumPy"),
+    "unreadable ref": (act(ref='"2 *"'), "activation.twice", "ref", "is not a Python expression", "np"),
+    "no expr of an op": (op(expr=None), "op.plus_{act}", "expr", "is missing", "outputs"),
+    "expr and outputs": (op(outputs='{ y = "a" }', refs='{ y = "a" }'), "op.plus_{act}", "expr", "stands beside outputs", "either"),
+    "unreadable expression": (act(expr='"2 * (x"'), "activation.twice", "expr", "is not an expression", "docs/hacking.md"),
+    "unreadable dexpr": (act(dexpr='"dy +"'), "activation.twice", "dexpr", "is not an expression", "docs/hacking.md"),
+    "no value": (act(expr='"t = x"'), "activation.twice", "expr", "must end with", "docs/hacking.md"),
+    "assigned twice": (act(expr='"t = x; t = 2; t"'), "activation.twice", "expr", "assigns `t`, which already", "docs/hacking.md"),
+    "a loop": (act(expr='"for i in x: i\\nx"'), "activation.twice", "expr", "may only hold", "docs/hacking.md"),
+    "unknown word": (act(expr='"gamma(x)"'), "activation.twice", "expr", "calls `gamma`; the words are: ", "docs/hacking.md"),
+    "unknown name": (act(expr='"2 * y"'), "activation.twice", "expr", "reads `y`, which is not one of: x", "docs/hacking.md"),
+    "wrong arity": (act(expr='"max(x)"'), "activation.twice", "expr", "calls `max` with 1 arguments, it takes 2", "docs/hacking.md"),
+    "condition as number": (act(expr='"(x > 0) * x"'), "activation.twice", "expr", "uses the condition `x > 0` as a number", "docs/hacking.md"),
+    "condition as value": (act(expr='"x > 0"'), "activation.twice", "expr", "is a condition", "docs/hacking.md"),
+    "number as condition": (act(expr='"where(x, 1, 0)"'), "activation.twice", "expr", "uses the number `x` as a condition", "docs/hacking.md"),
+    "True": (act(expr='"where(True, 1, x)"'), "activation.twice", "expr", "has no True", "docs/hacking.md"),
+    "power": (act(expr='"x ** 2"'), "activation.twice", "expr", "uses `x ** 2`", "docs/hacking.md"),
+    "act in an activation": (act(expr='"act(x)"'), "activation.twice", "expr", "no meaning here", "docs/hacking.md"),
+    "unread operand": (op(operands='{ a = "elem", b = "elem", c = "row" }'), "op.plus_{act}", "operands", "`c` is not read", "remove it"),
+    "no act": (op(expr='"a + b"'), "op.plus_{act}", "expr", "never calls act", "call act"),
+    "act without {act}": (op("plus"), "op.plus", "expr", "no meaning here", "docs/hacking.md"),
+    "unknown kind": (op(operands='{ a = "elem", b = "col" }'), "op.plus_{act}", "operands", "b is {'kind': 'col'}", "elem, row"),
+    "unknown property": (op(operands='{ a = "elem", b = { kind = "row", gard = false } }'), "op.plus_{act}", "operands", "'gard'", "grad"),
+    "grad of a word": (op(operands='{ a = "elem", b = { kind = "row", grad = "no" } }'), "op.plus_{act}", "operands", "grad = 'no'", "true or false"),
+    "mixed broadcast": (op(expr='"act(a + b + c)"', operands='{ a = "elem", b = "row", c = "channel" }'), "op.plus_{act}", "operands",
+                        'mixes "channel" with', "one kind"),
+    "nothing elementwise": (op(operands='{ a = "row", b = "row" }'), "op.plus_{act}", "operands", "shape of the result", "elem"),
+    "parts of an elem": (op(operands='{ a = { kind = "elem", parts = ["g", "h"] }, b = "elem" }'), "op.plus_{act}", "operands", "has parts", "half"),
+    "half without parts": (op(operands='{ a = "half", b = "elem" }'), "op.plus_{act}", "operands", "has parts []", "parts = "),
+    "dtype of an elem": (op(operands='{ a = { kind = "elem", dtype = "acc" }, b = "elem" }'), "op.plus_{act}", "operands", "dtype 'acc'", "rows"),
+    "float constant and ints": (op(ints="true", expr='"act(a + 0.5 * b)"'), "op.plus_{act}", "ints", "constant 0.5", "write integers"),
+    "float word and ints": (op(ints="true", expr='"act(a + exp(b))"'), "op.plus_{act}", "ints", "`exp` has no integer form", "drop ints"),
+    "rows and ints": (op(ints="true", operands='{ a = "elem", b = "row" }'), "op.plus_{act}", "ints", "elem operands", "drop ints"),
+    "float constant in an activation": (act(ints="true", expr='"0.5 * x"'), "activation.twice", "ints", "constant 0.5", "write integers"),
+    "unknown without": (op(without='["nope"]'), "op.plus_{act}", "without", "`nope` is no activation", "relu"),
+    "unknown types": (op(types='"three"'), "op.plus_{act}", "types", "'three'", "pairs"),
+    "scalar that is no number": (act(scalars='{ knee = "x" }'), "activation.twice", "scalars", "knee is 'x'", "a number"),
+    "too many scalars": (act(scalars="{ k1 = 1, k2 = 1, k3 = 1, k4 = 1, k5 = 1 }"), "activation.twice", "scalars", "has 5 entries", "at most 4"),
+    "scalar of an op's name": (act(scalars="{ alpha = 1 }", expr='"alpha * x"'), "activation.twice", "scalars",
+                               "`alpha` is an argument of [op.axpby_{act}] too", "longer name"),
+    "operand of a scalar's name": (op(operands='{ a = "elem", elu_alpha = "elem" }', expr='"act(a + elu_alpha)"'), "op.plus_{act}", "operands",
+                                   "`elu_alpha` is a scalar of [activation.elu] too", "without"),
+    "operand of a gradient's name": (op(operands='{ a = "elem", da = "elem" }', expr='"act(a + da)"'), "op.plus_{act}", "operands",
+                                     "also the name of the gradient of `a`", "rename"),
+    "no ulp": (act(ulp="{ f32 = 4 }"), "activation.twice", "ulp", "has no f64", "f64 = 4"),
+    "unknown rounding": (act(rounding='"up"'), "activation.twice", "rounding", "is 'up'", "intermediates"),
+    "budget without reason": (act(budget="{ lp = 99 }"), "activation.twice", "budget", "no reason", "why"),
+    "edge at a word": (act(edges='{ top = 1 }'), "activation.twice", "edges", "top is 1", "such as nan"),
+    **{f"operand called {name}": (op(operands=f'{{ a = "elem", {name} = "elem" }}', expr=f'"act(a + {name})"'), "op.plus_{act}", "operands",
+                                  f"`{name}` cannot be used", "lower-case word")
+       for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "apart", "stride", "more", "width", "state",
+                    "u", "e", "j", "int", "class", "lambda", "exp", "act", "x_v", "x_n", "t0", "row1", "Upper")},
+    "scalar called x": (act(scalars="{ x = 1 }"), "activation.twice", "scalars", "`x` cannot be used", "lower-case word"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message(tmp_path, case, capsys):
+    text, where, field, problem, fix = CASES[case]
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(spec.SpecError) as caught:
+        spec.load([path])
+    first, _, second = str(caught.value).partition("\n  fix: ")
+    assert first.startswith(f"{path}: [{where}] {field}: ")
+    assert problem in first and fix in second
+    assert main(["list", "--spec", str(path)]) == 1
+    assert str(caught.value) in capsys.readouterr().err
+
+
+def test_good_entries_load(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(act() + op())
+    loaded = spec.load([path])
+    assert loaded.activations["twice"].id == 1024 and len(loaded.ops["plus_{act}"].activations) == 20
+
+
+def test_missing_file(tmp_path, capsys):
+    assert main(["list", "--spec", str(tmp_path / "none.toml")]) == 1
+    assert "none.toml: [file] path: No such file" in capsys.readouterr().err
+
+
+def test_across_files(tmp_path):
+    """The second file's entries are checked against the first one's."""
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(act())
+    second.write_text(act())
+    with pytest.raises(spec.SpecError, match="already defined in .*first.toml"):
+        spec.load([first, second])
+
+
+@pytest.mark.parametrize(("text", "name", "others"), [
+    (op("plus", expr='"a + b"', ref='"a + b"') + op("plus_{act}"), "kf/ops/plus", ("op `plus`", "op `plus_{act}`")),
+    (op("add_relu", expr='"a + b"', ref='"a + b"'), "kf_add_relu_f32", ("`add_{act}` with activation `relu`", "op `add_relu`")),
+    (op("add_bwd", expr='"a + b"', ref='"a + b"'), "kf_add_bwd_f32", ("`add_{act}` with activation `none`, backward", "op `add_bwd`")),
+    (act("gelu_bwd"), "kf_gelu_bwd", ("activation `gelu`", "activation `gelu_bwd`")),
+    (act("f16"), "kf_f16", ("kf's core", "activation `f16`")),
+    (op("activations", expr='"a + b"', ref='"a + b"'), "kf/ops/activations", ("kf itself", "op `activations`")),
+])
+def test_name_clashes(tmp_path, text, name, others, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    for command in ("check", "list"):
+        assert main([command, "--spec", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert f"{name}: made from" in said and all(o in said for o in others) and "rename" in said
+
+
+@pytest.mark.parametrize("stem", ["kf", "core", "ops"])
+def test_spec_file_that_would_hide_kf_own(tmp_path, stem, capsys):
+    path = tmp_path / f"{stem}.toml"
+    path.write_text(act())
+    assert main(["render", "--spec", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert "rename the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--ops", "addd"], ["--activations", "reluu"], ["--dtypes", "f33"]])
+def test_unknown_selection(arguments, capsys):
+    assert main(["list", *arguments]) == 1
+    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in capsys.readouterr().err

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own spec file: an activation and an op, rendered beside installed headers, called from C and compiled as CUDA."""
+
+import shutil
+import subprocess
+
+import checks
+import kflib
+import pytest
+from kfgen import spec as specs
+from kfgen.cli import main
+from kfgen.render import Renderer, Selection
+
+SPEC = """
+[activation.shifted_log]
+id = 1024
+brief = "sign(x) * knee * log(1 + |x| / knee)"
+scalars = { knee = 1.5 }
+expr = "t = knee * log1p(abs(x) / knee); where(x < 0, -t, t)"
+dexpr = "dy * (knee / (knee + abs(x)))"
+ref = "np.sign(x) * knee * np.log1p(np.abs(x) / knee)"
+dref = "1 / (1 + np.abs(x) / knee)"
+edges = { nan = "nan", inf = "inf", "-inf" = "-inf" }
+dedges = { nan = "nan", inf = 0, "-inf" = 0, 0 = 1 }
+source = "here"
+
+[op."clamp_mul_{act}"]
+brief = "act(min(max(a, -2), 2) * b + shift)"
+operands = { a = "elem", b = "elem", shift = "row" }
+expr = "act(min(max(a, -2), 2) * b + shift)"
+ref = "act(np.clip(a, -2, 2) * b + shift)"
+source = "here"
+"""
+# The user's op with a built-in activation, a built-in op with the user's activation, the user's op with the user's activation.
+OPS = {("clamp_mul_{act}", "gelu"), ("clamp_mul_{act}", "none"), ("add_{act}", "shifted_log"), ("bias_{act}", "shifted_log"),
+       ("{act}_dropout", "shifted_log"), ("{act}_glu", "shifted_log"), ("batch_norm_{act}", "shifted_log"), ("clamp_mul_{act}", "shifted_log")}
+
+
+@pytest.fixture(scope="module")
+def spec_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("spec") / "my.toml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """include/ as `make install` leaves it."""
+    include = tmp_path_factory.mktemp("prefix") / "include"
+    shutil.copytree(kflib.ROOT / "include/kf/core", include / "kf/core")
+    assert main(["render", "--out", str(include)]) == 0
+    return include
+
+
+@pytest.fixture(scope="module")
+def include(tmp_path_factory, spec_file, installed):
+    """The installed headers, and the user's own beside them."""
+    own = tmp_path_factory.mktemp("own") / "generated"
+    assert main(["render", "--spec", str(spec_file), "--out", str(own)]) == 0
+    return [installed, own]
+
+
+@pytest.fixture(scope="module")
+def functions(spec_file):
+    return [f for f in kflib.manifest((spec_file,))["functions"] if (f["op"], f["activation"]) in OPS]
+
+
+def test_passes_check(spec_file, capsys):
+    assert main(["check", "--spec", str(spec_file)]) == 0, capsys.readouterr().err
+    assert "20 activations" in capsys.readouterr().out
+
+
+def test_writes_its_own_files_alone(include, installed):
+    written = {str(p.relative_to(include[1])) for p in include[1].rglob("*") if p.is_file()}
+    assert {"kf/my.h", "kf/my.cuh", "kf/user/my/activations.h", "kf/user/my/clamp_mul.cuh", "kf/user/my/add.h"} <= written
+    assert all(p in ("kf/my.h", "kf/my.cuh") or p.startswith("kf/user/my/") for p in written)
+    for op in ("cast", "prelu_bias", "bias_dropout_add"):  # take no activation
+        assert f"kf/user/my/{op}.h" not in written
+    assert not {str(p.relative_to(installed)) for p in installed.rglob("*") if p.is_file()} & written
+    add = (include[1] / "kf/user/my/add.cuh").read_text()
+    assert '#include "kf/ops/add.cuh"' in add and "KF_USER_MY_ADD_CUH" in add
+    assert "kfk_add" not in add and "kf_add_relu" not in add and "kf_add_shifted_log_f32" in add
+    assert "kf_relu(" not in (include[1] / "kf/user/my/activations.h").read_text()
+
+
+def test_two_spec_files(tmp_path, spec_file):
+    other = tmp_path / "other.toml"
+    other.write_text(SPEC.replace("shifted_log", "log_shifted").replace("1024", "1025").replace("clamp_mul", "mul_clamp"))
+    first = Renderer(Selection(specs.load([spec_file])), "my").render()
+    second = Renderer(Selection(specs.load([other])), "other").render()
+    assert not set(first) & set(second)
+    both = Renderer(Selection(specs.load([spec_file, other])), specs.user_stem([spec_file, other])).render()
+    assert "kf/my_other.h" in both and "kf_cpu_mul_clamp_shifted_log_f32" in both["kf/user/my_other/mul_clamp.h"]
+
+
+def test_manifest_says_where_they_land(functions, include):
+    assert {(f["op"], f["activation"]) for f in functions} == OPS
+    for f in functions:
+        assert f["header"].startswith("kf/user/my/")
+        for ext, name in ((".cuh", f["name"]), (".h", f["cpu_name"])):
+            assert f" {name}(" in (include[1] / (f["header"] + ext)).read_text()
+
+
+@pytest.fixture(scope="module")
+def lib(functions, include, tmp_path_factory):
+    return kflib.build("cpu", functions, tmp_path_factory.mktemp("cpu"), ("-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+                       include=include)
+
+
+def test_called_from_c(lib, functions, spec_file):
+    memory = checks.CpuMemory()
+    assert len(functions) > 60
+    for f in functions:
+        sizes = {1: (1000,), 2: (5, 300), 3: (2, 3, 304)}[len(f["sizes"])]
+        for values in ("normal", "special"):
+            checks.run(lib, memory, f, sizes, values, files=(spec_file,))
+
+
+PROGRAM = """
+#include <kf/kf.h>
+#include <kf/my.h>
+#include <kf/my.h>
+int main(void)
+{
+    const float a[] = {1, -9}, b[] = {1, 1}, shift[] = {0, 0.5f};
+    float out[2], sum[2];
+    if (kf_cpu_clamp_mul_relu_f32(a, b, shift, out, 1, 2) != KF_SUCCESS || out[0] != 1.0f || out[1] != 0.0f) return 1;
+    if (kf_cpu_add_shifted_log_f32(a, b, sum, 2, 1.5f) != KF_SUCCESS || !(sum[0] > 1.27f && sum[0] < 1.28f)) return 2;
+    return kf_shifted_log(2.0f, 1.5f) == sum[0] ? 0 : 3;
+}
+"""
+
+
+@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+def test_umbrella(include, tmp_path, compiler):
+    source = tmp_path / "program.c"
+    source.write_text(PROGRAM)
+    language = "c" if "gcc" in compiler else "c++"
+    flags = ["-Wall", "-Wextra", "-Werror", *(f"-I{d}" for d in include)]
+    subprocess.run([*compiler.split(), *flags, "-x", language, str(source), "-o", str(tmp_path / "program"), "-lm"], check=True)
+    assert subprocess.run([tmp_path / "program"]).returncode == 0
+
+
+CUDA_PROGRAM = """
+#include <kf/kf.cuh>
+#include <kf/my.cuh>
+kf_result_t use(const float *a, const kf_f16 *x, const kf_f16 *b, kf_f16 *out, kf_f16 *db, void *w, size_t size, cudaStream_t s)
+{
+    kf_result_t r = kf_clamp_mul_relu_bwd_f16(x, x, b, x, out, out, db, 8, 8, w, size, s);
+    if (!r) r = kf_clamp_mul_shifted_log_f32(a, a, a, (float *)out, 8, 8, 1.5f, s);
+    if (!r) r = kf_add_shifted_log_f16(x, x, out, 8, 1.5f, s);
+    if (!r) r = kf_bias_shifted_log_bwd_f16(x, b, x, out, db, 8, 8, 1.5f, w, size, s);
+    return r;
+}
+__global__ void own(float *x) { x[threadIdx.x] = kf_shifted_log(x[threadIdx.x], 1.5f); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc: the CUDA headers of a user's spec file are not compiled")
+def test_compiled_as_cuda(include, tmp_path):
+    source = tmp_path / "program.cu"
+    source.write_text(CUDA_PROGRAM)
+    done = subprocess.run(["nvcc", "-arch=sm_90", "-Werror", "all-warnings", *(f"-I{d}" for d in include), "-c", str(source), "-o",
+                           str(tmp_path / "program.o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    text = (tmp_path / "program.o").read_bytes()
+    for kernel in (b"kfk_clamp_mul_bwd_f16ILi1E", b"kfk_clamp_mul_f32ILi1024E", b"kfk_add_f16ILi1024E", b"kfk_bias_bwd_f16ILi1024E"):
+        assert kernel in text
+    for kernel in (b"kfk_clamp_mul_f16", b"kfk_mul_"):
+        assert kernel not in text

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the headers cost those who include them, measured in one run: compile time as a ratio to a hand-written kernel's,
+and the kernels in the object. `python tests/headers/budget.py [--runs N]` prints the table.
+
+Runs are interleaved, so that what else the machine does falls on all of them alike; ratios are of medians.
+"""
+
+import argparse
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+
+import kflib  # noqa: E402
+from instructions import NVCC, kernels_in  # noqa: E402
+
+FLOOR = """
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+static __global__ void add_relu(const float *a, const float *b, float *out, long long n)
+{
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) {
+        const float y = a[i] + b[i];
+        out[i] = y <= 0.0f ? 0.0f : y;
+    }
+}
+cudaError_t call(const float *a, const float *b, float *out, long long n, cudaStream_t stream)
+{
+    add_relu<<<(unsigned)((n + 255) / 256), 256, 0, stream>>>(a, b, out, n);
+    return cudaGetLastError();
+}
+"""
+CALL = """
+kf_result_t call(const float *a, const float *b, float *out, long long n, cudaStream_t stream)
+{
+    return kf_add_relu_f32(a, b, out, n, stream);
+}
+"""
+C_CALL = """#include <kf/kf.h>
+kf_result_t call(const float *a, const float *b, float *out, int64_t n);
+kf_result_t call(const float *a, const float *b, float *out, int64_t n) { return kf_cpu_add_relu_f32(a, b, out, n); }
+"""
+SOURCES = {
+    "floor": FLOOR,
+    "umbrella": "#include <kf/kf.cuh>\n" + CALL,
+    "op header": "#include <kf/ops/add.cuh>\n" + CALL,
+    "umbrella, nothing called": "#include <kf/kf.cuh>\n",
+}
+C_SOURCES = {"C, empty file": "extern int not_empty;\n", "C, kf/kf.h and one call": C_CALL}
+TIMED = ("floor", "umbrella", "op header")
+
+
+def umbrella_budget(launchers):
+    """Times the floor: 1.5 up to 2,800 launchers, and 0.25 for each further 1,000."""
+    return 1.5 + 0.25 * max(0, launchers - 2800) / 1000
+
+
+OP_BUDGET = 1.15
+
+
+def compile_seconds(command, work):
+    begin = time.perf_counter()
+    done = subprocess.run([str(c) for c in command], cwd=work, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr[:4000]}")
+    return time.perf_counter() - begin
+
+
+def measure(include, runs=5):
+    """{"seconds": {name: median}, "runs": {name: [...]}, "kernels": {name: [...]}, "object": {name: bytes}, "launchers": n}"""
+    flags = [f"-I{d}" for d in include]
+    seconds = {name: [] for name in (*TIMED, *C_SOURCES)}
+    kernels, size = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = pathlib.Path(folder)
+        for i, (name, text) in enumerate(SOURCES.items()):
+            (work / f"{i}.cu").write_text(text)
+        for i, text in enumerate(C_SOURCES.values()):
+            (work / f"{i}.c").write_text(text)
+        cuda = {name: [NVCC, "-std=c++17", "-O3", "-arch=sm_90", *flags, "-c", f"{i}.cu", "-o", f"{i}.o"] for i, name in enumerate(SOURCES)}
+        plain = {name: ["gcc", "-std=c11", "-O2", *flags, "-c", f"{i}.c", "-o", f"{i}.c.o"] for i, name in enumerate(C_SOURCES)}
+        compile_seconds(cuda["floor"], work)  # the files of CUDA and the compiler are in memory from here on
+        for _ in range(runs):
+            for name in TIMED:
+                seconds[name].append(compile_seconds(cuda[name], work))
+            for name in C_SOURCES:
+                seconds[name].append(compile_seconds(plain[name], work))
+        compile_seconds(cuda["umbrella, nothing called"], work)
+        for i, name in enumerate(SOURCES):
+            size[name] = (work / f"{i}.o").stat().st_size
+            kernels[name] = kernels_in(work / f"{i}.cu", include, work)
+    launchers = len(kflib.manifest()["functions"])
+    return {"seconds": {n: statistics.median(t) for n, t in seconds.items()}, "runs": seconds, "kernels": kernels, "object": size, "launchers": launchers}
+
+
+def table(m):
+    floor = m["seconds"]["floor"]
+    budgets = {"umbrella": umbrella_budget(m["launchers"]), "op header": OP_BUDGET}
+    lines = [f"{'':<28}{'median s':>9}{'min':>7}{'max':>7}{'ratio':>7}{'budget':>8}{'object':>9}  kernels"]
+    for name in (*SOURCES, *C_SOURCES):
+        times = m["runs"].get(name)
+        row = f"{name:<28}"
+        row += f"{m['seconds'][name]:9.2f}{min(times):7.2f}{max(times):7.2f}" if times else " " * 23
+        row += f"{m['seconds'][name] / floor:7.2f}" if name in TIMED else " " * 7
+        row += f"{budgets[name]:8.2f}" if name in budgets else " " * 8
+        row += f"{m['object'][name]:9}  {len(m['kernels'][name])}" if name in SOURCES else ""
+        lines.append(row.rstrip())
+    return "\n".join([*lines, f"{m['launchers']} launchers, {len(m['runs']['floor'])} interleaved runs"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=7)
+    options = parser.parse_args()
+    if not NVCC:
+        sys.exit("budget.py: nvcc is missing")
+    with tempfile.TemporaryDirectory() as folder:
+        print(table(measure(kflib.render(folder), options.runs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An activation costs at most 13 instructions in a 2-byte forward, 25 in a 2-byte backward, 30 in float; an entry of the spec
+that needs more has a budget of its own, and says why. `python tests/headers/instructions.py` prints the table."""
+
+import pathlib
+import sys
+
+import kflib
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import instructions  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not instructions.NVCC, reason="no nvcc")
+ACTIVATIONS = kflib.manifest()["activations"]
+
+
+@pytest.fixture(scope="module")
+def counts(include):
+    return instructions.measure(include, ACTIVATIONS)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a["name"])
+def test_instructions(counts, activation):
+    over = instructions.over(counts, [activation])
+    assert not over, "; ".join(over)
+
+
+def test_the_counting_counts(counts):
+    """Known costs: a copy needs less than the negation it is compared with, a division more than a comparison."""
+    assert all(counts["none"][form] <= 0 for form in instructions.FORMS)
+    assert counts["softsign"]["f32"] > counts["relu"]["f32"] + 5
+    assert 10 < counts["gelu"]["f32"] < 60
+    assert all(counts[a["name"]]["lp"] <= counts[a["name"]]["f32"] + 1 for a in ACTIVATIONS)
+
+
+def test_own_budgets_are_needed(counts):
+    """A budget in the spec that its code does not need any more would hide the next slip."""
+    for a in ACTIVATIONS:
+        for form in instructions.FORMS:
+            if form in a["budget"]:
+                assert counts[a["name"]][form] > instructions.FORMS[form][0], f"{a['name']}: budget.{form} can go"
+        unknown = set(a["budget"]) - set(instructions.FORMS) - {"why"}
+        assert not unknown, f"{a['name']}: {unknown} names no form"

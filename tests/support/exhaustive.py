@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls one function of the C backend on given inputs, and compares it with the oracle: every value of a 2-byte type."""
+
+import checks
+import numpy as np
+
+
+def all_values(dtype):
+    """All finite values of f16 or bf16, and all that are not, as storage. For f32 the values of bf16."""
+    bits = np.arange(65536, dtype=np.uint32).astype(np.uint16)
+    if dtype == "f32":
+        bits = (bits.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(checks.to_float(bits, dtype))
+    return bits[finite], bits[~finite]
+
+
+def call(lib, f, inputs, sizes, scalars=None):
+    """{output: storage} of f on {input: storage}; the outputs are poisoned before the call."""
+    scalars = {**f["scalars"], **(scalars or {})}
+    given = dict(zip(f["sizes"], map(int, sizes))) | scalars
+    data = {}
+    for a in f["arguments"]:
+        if "kind" not in a:
+            continue
+        name, shape = a["name"], checks.shape_of(sizes, a["kind"])
+        if a["role"] == "in":
+            data[name] = np.ascontiguousarray(inputs[name]).reshape(shape)
+        else:
+            data[name] = checks.from_float(np.full(shape, np.nan), a["dtype"])
+        given[name] = None if a["unread"] else data[name].ctypes.data
+    result = lib.call(f, given)
+    if result != 0:
+        raise checks.Failure(f"{f['cpu_name']}: returned {result} ({lib.detail})")
+    return data
+
+
+def run(lib, f, inputs, sizes, label=""):
+    """Calls f and checks every element against the oracle's bound."""
+    data = call(lib, f, inputs, sizes)
+    outputs = {a["name"]: data[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
+    kernel = checks.kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"])
+    kind = np.float64 if kernel.dtype.compute == "f64" else np.float32
+    checks.check(f, kernel, checks.spec().activations[f["activation"]], sizes, data, outputs,
+                 {k: float(kind(v)) for k, v in f["scalars"].items()}, 0, 0, 0.0, f"{f['cpu_name']} {label}".rstrip(), (), kind)
+    return outputs
+
+
+def run_all_values(lib, f):
+    """Every value through a function of one operand; a backward with three kinds of incoming gradients."""
+    dtype = f["dtypes"][0]
+    rng = np.random.default_rng(7)
+    # Finite ones apart from the others: with those about, 0 * inf may be anything in a gradient.
+    for label, x in zip(("finite", "not finite"), all_values(dtype)):
+        gradients = [np.ones(x.size), rng.standard_normal(x.size), np.exp2(rng.uniform(-10, 10, x.size))] if f["bwd"] else [None]
+        for dout in gradients:
+            inputs = {"x": x} if dout is None else {"x": x, "dout": checks.from_float(dout, dtype)}
+            run(lib, f, inputs, (x.size,), label)
