@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 from kfgen import docs, manifest, source
@@ -110,10 +111,12 @@ def write_docs(args):
 def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
-        return args.function(args)
+        code = args.function(args)
+        sys.stdout.flush()
+        return code
     except (specs.SpecError, ValueError) as e:
         print(f"kfgen: error: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stderr.close()  # the reader, a pager or head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, a pager or head, has had enough
         return 0

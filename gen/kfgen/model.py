@@ -443,14 +443,14 @@ class Kernel:
         return f"if (at.row < at.row_end) {load}" if self.sums else load
 
     @property
-    def sum_stages(self):
-        """Rows in flight per thread of a sum kernel: 16 bytes each, 48 KiB a block at most."""
-        return max(2, min(4, 12 // len(self.loads)))
+    def sum_ring(self):
+        """Whether row values and sums leave no registers for the row that is on its way."""
+        return len(self.rows) + len(self.sums) > 2
 
     @property
     def sum_blocks(self):
         """Blocks per SM that leave enough registers for a sum kernel's row values and sums."""
-        return 4 if len(self.rows) + len(self.sums) <= 2 else 3
+        return 3 if self.sum_ring else 4
 
     @property
     def kernel_parameters(self):

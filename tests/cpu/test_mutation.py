@@ -159,7 +159,7 @@ BROKEN = {
     "the other half": ("kf/core/map.h", r"m->cols \+ s->half\) \* m->cols", "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
     "the next channel": ("kf/core/map.h", r"channel = plane % m->channels", "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16")),
     "a sum's first part twice": ("kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{", "kf_i64 b = 0; b < m->blocks; ++b) { if (b == 1) total += total;", ("kf_cpu_bias_bwd_f32",)),
-    "bf16 by truncation": ("kf/core/math.h", r"0x7fffu?", "0u", ("kf_cpu_relu_squared_bf16", "kf_cpu_cast_f32_bf16")),
+    "bf16 by truncation": ("kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)", "w", ("kf_cpu_cast_f32_bf16",)),
 }
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]}  # parts begin at 131,072 elements
 
