@@ -443,6 +443,13 @@ class Kernel:
         return f"if (at.row < at.row_end) {load}" if self.sums else load
 
     @property
+    def each_blocks(self):
+        """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
+        parts = sum(len(s.parts) for s in self.loads + self.stores)
+        small = self.dtype.compute != "f64" and not self.keeps and len(self.row_loads) < 2 and parts < 5
+        return "unroll == 1 ? 8 : 6" if small else "1"
+
+    @property
     def sum_ring(self):
         """Whether row values and sums leave no registers for the row that is on its way."""
         return len(self.rows) + len(self.sums) > 2

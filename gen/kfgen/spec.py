@@ -354,6 +354,8 @@ def _operands(f, scalars):
         raise f.error("operands", "has no operand with the shape of the result", 'make at least one of them "elem" or "half"')
     if "channel" in kinds and kinds & {"row", "half"}:
         raise f.error("operands", 'mixes "channel" with "row" or "half"', "an op has one kind of broadcast")
+    if "half" in kinds and any(o.kind == "row" and o.grad for o in operands):
+        raise f.error("operands", 'has a "half" beside a "row" with a gradient', 'add grad = false to the "row", or take two "elem" for the "half"')
     return operands
 
 

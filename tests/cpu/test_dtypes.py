@@ -49,8 +49,8 @@ def nearest(x, dtype):
     table = widen(bits, dtype)
     beyond = 2 * table[-1] - table[-2]  # what comes after the largest finite value: infinity
     table = np.append(table, beyond)
-    a = np.abs(np.asarray(x, np.float64))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        a = np.abs(np.asarray(x, np.float64))
         high = np.clip(np.searchsorted(table, a), 1, len(table) - 1)  # table[high - 1] < a <= table[high]
         low = high - 1
         below, above = a - table[low], table[high] - a
@@ -89,14 +89,13 @@ def test_all_values_widen_exactly(cast, dtype, wide):
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("wide", ["f32", "f64"])
 def test_all_values_round_trip(cast, dtype, wide):
-    """A value of the type is its own rounding; NaN stays NaN with its sign."""
+    """A value of the type is its own rounding; NaN stays NaN."""
     middle = cast(f"kf_cpu_cast_{dtype}_{wide}", ALL, np.float32 if wide == "f32" else np.float64)
     back = cast(f"kf_cpu_cast_{wide}_{dtype}", middle, np.uint16)
     nan = np.isnan(widen(ALL, dtype))
     assert nan.sum() == (2046 if dtype == "f16" else 254)
     assert (back == ALL)[~nan].all()
     assert np.isnan(widen(back, dtype))[nan].all()
-    assert (cast(f"kf_cpu_cast_{dtype}_{dtype}", ALL, np.uint16) == ALL)[~nan].all() if f"kf_cpu_cast_{dtype}_{dtype}" in FUNCTIONS else True
 
 
 def floats_near(dtype):

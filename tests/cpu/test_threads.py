@@ -193,7 +193,7 @@ def test_fork(parent):
 def test_error_detail_is_the_threads_own():
     lib = build("serial", None)
     f = {g["cpu_name"]: g for g in FUNCTIONS}
-    first, second = f["kf_cpu_add_f32"], f["kf_cpu_bias_silu_bf16"]
+    first, second = f["kf_cpu_add_silu_f32"], f["kf_cpu_bias_silu_bf16"]
     barrier, said = threading.Barrier(2), {}
 
     def work(function, n):

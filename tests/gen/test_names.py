@@ -111,7 +111,7 @@ expr = "act(dropout(zza * zzs + zzr) * zzb + exp(zzq))"
 ref = "act(dropout(zza * zzs + zzr) * zzb + np.exp(zzq))"
 [op."halved_{act}"]
 brief = "a packed operand"
-operands = { zzx = { kind = "half", parts = ["zzg", "zzu"] }, zzr = "row" }
+operands = { zzx = { kind = "half", parts = ["zzg", "zzu"] }, zzr = { kind = "row", grad = false } }
 expr = "act(zzg) * (zzu + zzr)"
 ref = "act(zzg) * (zzu + zzr)"
 [op."planes_{act}"]

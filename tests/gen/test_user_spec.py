@@ -168,3 +168,42 @@ def test_compiled_as_cuda(include, tmp_path):
         assert kernel in text
     for kernel in (b"kfk_clamp_mul_f16", b"kfk_mul_"):
         assert kernel not in text
+
+
+# What no op of kf's own has together: several outputs, a packed operand with dropout and scalars, integers, operands without a gradient.
+UNUSUAL = """
+[op."butterfly_{act}"]
+brief = "act(a + b) and (a - b) * w"
+operands = { a = "elem", b = "elem", w = "row" }
+outputs = { total = "act(a + b)", delta = "(a - b) * w" }
+refs = { total = "act(a + b)", delta = "(a - b) * w" }
+[op."scaled_{act}_drop"]
+brief = "dropout(act(lo + r) * hi * gain) + y"
+operands = { x = { kind = "half", parts = ["lo", "hi"] }, r = { kind = "row", grad = false }, y = "elem" }
+scalars = { gain = 2.0 }
+expr = "dropout(act(lo + r) * hi * gain) + y"
+ref = "dropout(act(lo + r) * hi * gain) + y"
+[op.int_mix]
+brief = "max(a * b, 3) where a < b, a - b elsewhere"
+operands = { a = "elem", b = "elem" }
+expr = "where(a < b, max(a * b, 3), a - b)"
+ref = "np.where(a < b, np.maximum(a * b, 3), a - b)"
+ints = true
+[op.stopped]
+brief = "x * log(c) * stop"
+operands = { x = "elem", stop = { kind = "elem", grad = false }, c = { kind = "channel", positive = true } }
+expr = "x * log(c) * stop"
+ref = "x * np.log(c) * stop"
+"""
+
+
+def test_unusual_ops(tmp_path, capsys):
+    path = tmp_path / "unusual.toml"
+    path.write_text(UNUSUAL)
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+    functions = [f for f in kflib.manifest((path,))["functions"] if f["header"].startswith("kf/user") and f["activation"] in ("none", "gelu")]
+    assert {f["dtypes"][0] for f in functions if f["op"] == "int_mix"} == {"f32", "f16", "bf16", "f64", "i32", "i64"}
+    lib = kflib.build("cpu", functions, tmp_path, ("-O2",), include=kflib.render(tmp_path, (path,)))
+    memory = checks.CpuMemory()
+    for f in functions:
+        checks.run(lib, memory, f, {1: (1000,), 2: (5, 300), 3: (2, 3, 304)}[len(f["sizes"])], files=(path,))
