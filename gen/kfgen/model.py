@@ -447,7 +447,7 @@ class Kernel:
         """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
         parts = sum(len(s.parts) for s in self.loads + self.stores)
         small = self.dtype.compute != "f64" and not self.keeps and len(self.row_loads) < 2 and parts < 5
-        return "unroll == 1 ? 8 : 6" if small else "1"
+        return ", unroll == 1 ? 8 : 6" if small else ""
 
     @property
     def sum_ring(self):

@@ -61,8 +61,10 @@ KFI_DEVICE double kfi_div_f64(double a, double b) { return a / b; }
 KFI_DEVICE float kfi_div_lp(float a, float b) {
   // A power of two keeps the reciprocal normal. It goes to a first: scaled down, a loses
   // digits only where the quotient is subnormal; scaled up, it overflows where the quotient does.
+  // One correction: without it a / a may be 1 - 2^-24, on the wrong side of a kink at 1.
   const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
-  return a * c * kfi_rcp_ftz(b * c);
+  const float n = a * c, d = b * c, r = kfi_rcp_ftz(d), q = n * r, e = __fmaf_rn(__fmaf_rn(-d, q, n), r, q);
+  return e == e ? e : q;  // q is infinite, or NaN itself
 }
 KFI_DEVICE float kfi_rcp_f32(float b) { return kfi_rcp_ftz(b); }
 KFI_DEVICE double kfi_rcp_f64(double b) { return 1.0 / b; }
