@@ -70,6 +70,11 @@ def reads(graph, roots, fixed=()):
     return _needed(graph, roots, dict.fromkeys(fixed))
 
 
+def _expensive(graph, i):
+    """Whether a compiler would rather branch than compute it for nothing: then it branches around every element."""
+    return any(graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"} for a in graph.reachable([i]))
+
+
 def _needed(graph, roots, fixed):
     seen, stack = set(), list(roots)
     while stack:
@@ -106,6 +111,8 @@ def _print(graph, i, target, env, text):
             return f"kfi_kept({args[0]}, rng, {args[1]})", ATOM  # the other arm is 0: kfgen writes no other
         case "where" if target.masks:
             return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
+        case "where" if any(_expensive(graph, a) for a in node.args[1:]):
+            return f"kfi_select({text[node.args[0]][0]}, {args[1]}, {args[2]})", ATOM
         case "where":
             return f"({text[node.args[0]][0]} ? {at(1, 1)} : {at(2, 1)})", ATOM
         case op if op in COMPARE and target.masks:

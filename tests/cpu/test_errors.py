@@ -200,17 +200,14 @@ def test_overlap(lib, functions):
 def test_side_by_side(lib, functions):
     """Tensors that touch do not overlap."""
     for f in functions:
-        call = Call(lib, f)
-        last = None
-        for a in reversed(tensors_of(f)):  # each ends where the next begins
-            if last is None:
-                last = call.address(a["name"])
-                continue
-            at = last - call.bytes[a["name"]]
-            last = at - at % 8
-            call.set(**{a["name"]: last})
-        code = lib.call(f, call.values)
-        assert code == SUCCESS, f"{f['cpu_name']}: {lib.detail}"
+        for order in (1, -1):  # an output behind an input, and before one
+            call = Call(lib, f, {1: (64,), 2: (4, 16), 3: (2, 4, 8)}[len(f["sizes"])])  # all of them multiples of 8 bytes
+            at = call.base + GAP
+            for a in tensors_of(f)[::order]:
+                call.set(**{a["name"]: at})
+                at += call.bytes[a["name"]]
+            assert at % 8 == 0
+            assert lib.call(f, call.values) == SUCCESS, f"{f['cpu_name']}: {lib.detail}"
 
 
 def test_probability(lib, functions):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from conftest import BUILD
 
-EXTENTS = {1: [(100003,)], 2: [(300, 403), (40, 5003), (70000, 3)], 3: [(4, 50, 331), (3, 1000, 64), (900, 70, 1)]}
+# Reduced gradients have parts from 131,072 elements on.
+EXTENTS = {1: [(100003,)], 2: [(600, 403), (40, 5003), (70000, 3)], 3: [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)]}
 # One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("none" if f["op"] in ("prelu_bias", "bias_dropout_add", "cast") else "silu")
@@ -159,7 +160,7 @@ sys.path[:0] = json.loads(sys.argv[1])
 import test_threads as t, kflib
 lib = kflib.Lib("cpu", sys.argv[2])
 f = next(f for f in t.FUNCTIONS if f["cpu_name"] == "kf_cpu_bias_silu_bwd_f32")
-def digest(): return t.digest(lib, f, (300, 403))
+def digest(): return t.digest(lib, f, (900, 403))
 want = digest() if sys.argv[3] == "used" else None  # the parent's OpenMP threads exist from here on
 def child(depth):
     pid = os.fork()
@@ -188,6 +189,39 @@ def test_fork(parent):
         os.killpg(process.pid, 9)  # the forked children too
         pytest.fail(f"the forked child hangs (parent's OpenMP {parent})")
     assert out.strip() == "done 0 True", out + err[-2000:]
+
+
+FORK_OWN = """
+#include <kf/kf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void)
+{
+    const int64_t n = 1 << 20;
+    float *a = (float *)calloc((size_t)n, sizeof *a), sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += a[i];
+    if (fork() == 0) {
+        alarm(10);
+        _exit(kf_cpu_add_relu_f32(a, a, a, n) != KF_SUCCESS || sum != 0.0f);
+    }
+    int status = 0;
+    wait(&status);
+    puts(WIFSIGNALED(status) ? "the child hangs" : WEXITSTATUS(status) ? "failed" : "done");
+    return 0;
+}
+"""
+
+
+def test_fork_after_the_programs_own_openmp(include, tmp_path):
+    """The threads that are missing in the child need not have been started by kf."""
+    (tmp_path / "fork.c").write_text(FORK_OWN)
+    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fopenmp", *(f"-I{d}" for d in include), str(tmp_path / "fork.c"), "-o", str(tmp_path / "fork"), "-lm"],
+                   check=True)
+    done = subprocess.run([str(tmp_path / "fork")], capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "3"})
+    assert done.stdout == "done\n"
 
 
 def test_error_detail_is_the_threads_own():

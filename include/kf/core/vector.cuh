@@ -32,6 +32,15 @@ KFI_DEVICE void kfi_copy(void *d, const void *s)
     for (int i = 0; i < bytes; i += step) kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
 }
 
+// c ? a : b with both computed: opaque to the compiler, which would branch where one of them is expensive.
+KFI_DEVICE float kfi_select(bool c, float a, float b)
+{
+    float r;
+    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }" : "=f"(r) : "f"(a), "f"(b), "r"((unsigned)c));
+    return r;
+}
+KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
+
 // Global to shared memory behind the thread's back, for data that the same thread reads later: it holds no registers on the
 // way. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
