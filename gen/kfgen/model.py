@@ -123,7 +123,7 @@ class Launcher:
         found = [f"kfi_tile_{k.name}_{self.act.name}", f'"{self.act.name}"'] + ([str(int(bwd_reads_x(self.act)))] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if self.scalar_values else "NULL"]
         if k.dropout:
-            found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "NULL"]
+            found += ["p", "0", "0", "state", "1"] if self.state else ["p", "seed", "offset", "NULL", "0"]
         return ", ".join(found + [a.name for a in k.workspace_arguments])
 
 
@@ -142,6 +142,8 @@ class Kernel:
         self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
         self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)
         self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
+        self.state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True)
+        self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
         self.workspace = names.workspace(op.pattern, dtypes)
         self.cpu_workspace = names.workspace(op.pattern, dtypes, cpu=True)
         self.dropout = op.dropout
@@ -368,6 +370,12 @@ class Kernel:
 
     # ---- what the CUDA templates print ---------------------------------------------------------------------------
 
+    def pattern_text(self, state):
+        return f'{state} ? "{self.state_pattern}" : "{self.pattern}"' if self.dropout else f'"{self.pattern}"'
+
+    def cpu_pattern_text(self, state):
+        return f'{state} ? "{self.cpu_state_pattern}" : "{self.cpu_pattern}"' if self.dropout else f'"{self.cpu_pattern}"'
+
     @property
     def tensor_arguments(self):
         return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
@@ -496,7 +504,7 @@ class Kernel:
         found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.asks_reads else [])
         found += [f"{a.ctype}{a.name}" for a in self.tensor_arguments] + [f"int64_t {s}" for s in self.sizes] + ["const void *scalars"]
         if self.dropout:
-            found += [f"{self.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
+            found += [f"{self.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state", "int from_state"]
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
     @property
@@ -553,6 +561,8 @@ class Kernel:
             twin = index[s.same_as] + 1 if s.same_as else 0
             index[s.name] = len(rows)
             rows.append(f'{{"{s.name}", {s.name}, {s.dtype.size}, {" | ".join(flags)}, {twin}}}')
+        if self.dropout:
+            rows.append('{"state", state, 8, KFI_PAIR | (from_state ? 0 : KFI_NULLABLE), 0}')
         return rows
 
     @property

@@ -144,7 +144,8 @@ def test_doubles_round_once(cast, dtype):
 def test_not_a_number_and_infinity(cast, dtype, wide):
     """NaN is kept, whatever its payload: one that sits in the bits that are cut off must not become infinity."""
     if wide == "f32":
-        x = np.array([0x7F800001, 0x7F80FFFF, 0x7FFFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0x7F801000, 0x7F800000, 0xFF800000], np.uint32).view(np.float32)
+        x = np.array([0x7F800001, 0x7F80FFFF, 0x7FFFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0x7F801000, 0x7F800000, 0xFF800000],
+                     np.uint32).view(np.float32)
     else:
         x = np.array([0x7FF0000000000001, 0x7FFFFFFFFFFFFFFF, 0xFFF0000000000001, 0xFFF8000000000000, 0x7FF00000FFFFFFFF, 0x7FF8000000000000,
                       0x7FF0000020000000, 0x7FF0000000000000, 0xFFF0000000000000], np.uint64).view(np.float64)

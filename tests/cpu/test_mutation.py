@@ -144,22 +144,51 @@ def test_the_original_is_green(memory, name):
 # ---- ops and schedules: (file, text, instead, functions that must notice)
 
 BROKEN = {
-    "the mask of the next element": ("kf/core/map.h", r"halves \+ first % 8", "halves + first % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16")),
-    "the mask from another group": ("kf/core/map.h", r"\(kfi_u64\)first / 8", "(kfi_u64)first / 4", ("kf_cpu_bias_dropout_add_f32",)),
-    "a dropped word too many": ("kf/core/map.h", r"h\[j\] >= threshold", "h[j] > threshold + 40", ("kf_cpu_dropout_f32",)),
-    "a round of Philox less": ("kf/core/philox.h", r"round < 10; \+\+round\) \{\n        const", "round < 9; ++round) {\n        const", ("kf_cpu_dropout_f32",)),
-    "gradients of sub swapped": ("kf/ops/sub.h", r"da\[j\] = (\w+);\n        db\[j\] = -\1;", r"da[j] = -\1;\n        db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32")),
-    "operands of sub swapped": ("kf/ops/sub.h", r"a_j - b_j", "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16")),
-    "flat tail one short": ("kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))", r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32")),
-    "flat tail one long": ("kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))", r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16")),
-    "narrow rows: the wrong column": ("kf/core/map.h", r"col = \(col \+ KFI_TILE\) % m->cols", "col = (col + KFI_TILE + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32")),
-    "narrow rows: a tail's sums lost": ("kf/core/map.h", r"kfi_add_sums\(repeated\[k\] \+ col \* m->acc_size, \(const char \*\)lost\[n\+\+\]\.bytes, count",
-                                        "kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count - 1", ("kf_cpu_bias_bwd_f32",)),
-    "wide rows: the row's first columns again": ("kf/core/map.h", r"count == KFI_TILE \? base \+ col \* s->size", "count == KFI_TILE ? base", ("kf_cpu_bias_f32", "kf_cpu_prelu_bias_f32")),
-    "the other half": ("kf/core/map.h", r"m->cols \+ s->half\) \* m->cols", "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
-    "the next channel": ("kf/core/map.h", r"channel = plane % m->channels", "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16")),
-    "a sum's first part twice": ("kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{", "kf_i64 b = 0; b < m->blocks; ++b) { if (b == 1) total += total;", ("kf_cpu_bias_bwd_f32",)),
-    "bf16 by truncation": ("kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)", "w", ("kf_cpu_cast_f32_bf16",)),
+    "the mask of the next element": (
+        "kf/core/map.h", r"halves \+ first % 8",
+        "halves + first % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16",)),
+    "the mask from another group": (
+        "kf/core/map.h", r"\(kfi_u64\)first / 8",
+        "(kfi_u64)first / 4", ("kf_cpu_bias_dropout_add_f32",)),
+    "a dropped word too many": (
+        "kf/core/map.h", r"h\[j\] >= threshold",
+        "h[j] > threshold + 40", ("kf_cpu_dropout_f32",)),
+    "a round of Philox less": (
+        "kf/core/philox.h", r"round < 10; \+\+round\) \{\n        const",
+        'round < 9; ++round) {\n        const', ("kf_cpu_dropout_f32",)),
+    "gradients of sub swapped": (
+        "kf/ops/sub.h", r"da\[j\] = (\w+);\n        db\[j\] = -\1;",
+        r"da[j] = -\1;\n        db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
+    "operands of sub swapped": (
+        "kf/ops/sub.h", "a_j - b_j",
+        "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
+    "flat tail one short": (
+        "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32",)),
+    "flat tail one long": (
+        "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16",)),
+    "narrow rows: the wrong column": (
+        "kf/core/map.h", r"col = \(col \+ KFI_TILE\) % m->cols",
+        "col = (col + KFI_TILE + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32",)),
+    "narrow rows: a tail's sums lost": (
+        "kf/core/map.h", r"kfi_add_sums\(repeated\[k\] \+ col \* m->acc_size, \(const char \*\)lost\[n\+\+\]\.bytes, count",
+        "kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count - 1", ("kf_cpu_bias_bwd_f32",)),
+    "wide rows: the row's first columns again": (
+        "kf/core/map.h", r"count == KFI_TILE \? base \+ col \* s->size",
+        "count == KFI_TILE ? base", ("kf_cpu_bias_f32", "kf_cpu_prelu_bias_f32",)),
+    "the other half": (
+        "kf/core/map.h", r"m->cols \+ s->half\) \* m->cols",
+        "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
+    "the next channel": (
+        "kf/core/map.h", "channel = plane % m->channels",
+        "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16",)),
+    "a sum's first part twice": (
+        "kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{",
+        "kf_i64 b = 0; b < m->blocks; ++b) { if (b == 1) total += total;", ("kf_cpu_bias_bwd_f32",)),
+    "bf16 by truncation": (
+        "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
+        "w", ("kf_cpu_cast_f32_bf16",)),
 }
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]}  # parts begin at 131,072 elements
 

@@ -96,7 +96,8 @@ def measure(include, runs=5):
             size[name] = (work / f"{i}.o").stat().st_size
             kernels[name] = kernels_in(work / f"{i}.cu", include, work)
     launchers = len(kflib.manifest()["functions"])
-    return {"seconds": {n: statistics.median(t) for n, t in seconds.items()}, "runs": seconds, "kernels": kernels, "object": size, "launchers": launchers}
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {"seconds": medians, "runs": seconds, "kernels": kernels, "object": size, "launchers": launchers}
 
 
 def table(m):

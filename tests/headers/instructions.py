@@ -110,8 +110,9 @@ def over(counts, activations):
 def table(counts, activations):
     lines = [f"{'':<14}" + "".join(f"{f'{form} ({FORMS[form][0]})':>14}" for form in FORMS)]
     for a in activations:
-        cells = (f"{counts[a['name']][form]:.1f}" + ("*" if form in a["budget"] else "!" if counts[a["name"]][form] > budget(a, form) + SETUP else " ") for form in FORMS)
-        lines.append(f"{a['name']:<14}" + "".join(f"{c:>14}" for c in cells))
+        row = counts[a["name"]]
+        marks = {form: "*" if form in a["budget"] else "!" if row[form] > budget(a, form) + SETUP else " " for form in FORMS}
+        lines.append(f"{a['name']:<14}" + "".join(f"{row[form]:>13.1f}{marks[form]}" for form in FORMS))
     return "\n".join([*lines, "* has a budget of its own in the spec, ! is over its budget"])
 
 

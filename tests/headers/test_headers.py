@@ -125,7 +125,8 @@ def caller(f, skip=()):
     for a in f["arguments"]:
         words.append("NULL" if a["name"] in skip else a["name"])
     unused = "".join(f"    (void){s};\n" for s in skip)
-    return f"int call_{f['cpu_name']}_{'_'.join(skip) or 'all'}({body});\nint call_{f['cpu_name']}_{'_'.join(skip) or 'all'}({body})\n{{\n{unused}    return (int){f['cpu_name']}({', '.join(words)});\n}}\n"
+    head = f"int call_{f['cpu_name']}_{'_'.join(skip) or 'all'}({body})"
+    return f"{head};\n{head}\n{{\n{unused}    return (int){f['cpu_name']}({', '.join(words)});\n}}\n"
 
 
 @pytest.mark.parametrize("options", ["-O2", "-O3 -march=native -fopenmp"])

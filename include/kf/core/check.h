@@ -9,8 +9,8 @@
 #include "kf/core/dtype.h"
 #include "kf/core/result.h"
 
-/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_KIND = 3, KFI_OUT = 4, KFI_NULLABLE = 8, KFI_UNREAD = 16 };
+/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state). */
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_KIND = 3, KFI_OUT = 4, KFI_NULLABLE = 8, KFI_UNREAD = 16 };
 
 typedef struct {
     const char *name;
@@ -30,8 +30,15 @@ KFI_HOST kf_i64 kfi_count(const kfi_operand *o, const kfi_shape *s)
     switch (o->flags & KFI_KIND) {
     case KFI_HALF: return 2 * s->rows * s->cols;
     case KFI_ROW: return s->channels > 0 ? s->channels : s->cols;
+    case KFI_PAIR: return 2;
     default: return s->rows * s->cols * (s->channels > 0 ? s->channels : 1);
     }
+}
+
+/* Whether a query for a workspace has sizes that a call would accept. */
+KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
+{
+    return a >= 0 && b >= 0 && c >= 0 && (double)a * (double)b * (double)c <= 288230376151711744.0; /* 2^58 */
 }
 
 /* sizes: their names and values, `count` of them. Refuses negative ones and tensors over 2^62 bytes. */
@@ -84,7 +91,8 @@ KFI_HOST kf_result_t kfi_check_operands(const kfi_name *name, const kfi_operand 
 KFI_HOST int kfi_is_aligned(const kfi_operand *o, int count, unsigned bytes)
 {
     uintptr_t bits = 0;
-    for (int i = 0; i < count; ++i) bits |= (uintptr_t)o[i].ptr;
+    for (int i = 0; i < count; ++i)
+        if ((o[i].flags & KFI_KIND) != KFI_PAIR) bits |= (uintptr_t)o[i].ptr;
     return bits % bytes == 0;
 }
 

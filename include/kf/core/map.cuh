@@ -407,7 +407,7 @@ KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, int size, int blocks)
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
 KF_FN size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int blocks, int sums, int acc_size)
 {
-    if (rows < 0 || channels < 0 || cols < 0) return 0;
+    if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
     kf_i64 values = period;

@@ -389,7 +389,7 @@ KFI_HOST kf_i64 kfi_blocks_of(kf_i64 rows, kf_i64 elements)
 
 KFI_HOST size_t kfi_cpu_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int is_channel, int sums, int acc_size)
 {
-    if (rows < 0 || channels < 0 || cols < 0) return 0;
+    if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const kf_i64 width = is_channel ? channels : cols, elements = rows * cols * (is_channel ? channels : 1);
     const int plane = is_channel && cols > 1;
     return (size_t)(kfi_blocks_of(plane ? (elements + KFI_TILE - 1) / KFI_TILE : rows, elements) * width) * (size_t)(sums * acc_size);
@@ -425,7 +425,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     kf_result_t result = kfi_check_operands(&m->name, m->operands, m->count, &shape);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
-    for (int k = 0; k < m->sums; ++k) wanted |= sums[k] != NULL;
+    for (int k = 0; k < m->sums && !wanted; ++k) wanted = sums[k] != NULL;
     result = kfi_check_workspace(&m->name, workspace, workspace_bytes, wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0);
     if (result != KF_SUCCESS) return result;
     m->partial = wanted ? (char *)workspace : NULL;

@@ -18,6 +18,11 @@ __attribute__((weak)) int kfi_omp_process;
 #ifdef __cplusplus
 }
 #endif
+/* At start-up: the program may use OpenMP before kf does. A forked child runs serially, whoever started threads before. */
+__attribute__((constructor, unused)) static void kfi_omp_start(void)
+{
+    if (!kfi_omp_process) kfi_omp_process = (int)getpid();
+}
 #endif
 
 KFI_HOST void kfi_parallel(kf_i64 count, void (*fn)(void *, kf_i64), void *context, int parallel)
