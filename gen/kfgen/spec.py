@@ -26,7 +26,7 @@ DERIVED = re.compile(r".*_[vfnsj]\Z|(t|row)\d+\Z")
 RESERVED = {
     "act", "act_bwd", "ahead", "apart", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g",
     "half_first", "inner", "int32_t", "int64_t", "j", "keep", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
-    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "reads", "ring", "rng", "row", "rows", "scalars", "seed", "shared",
+    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed", "shared",
     "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels", "sum_size", "sums",
     "sums_size", "t", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word", "words", "workspace", "workspace_bytes",
     # C, C++ and CUDA; Python, in which expressions are parsed
@@ -35,7 +35,7 @@ RESERVED = {
     "int16_t", "long", "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register",
     "requires", "restrict", "short", "signed", "sizeof", "static", "stderr", "stdin", "stdout", "struct", "switch", "template", "this", "throw",
     "true", "false", "typedef", "typeid", "typename", "typeof", "uint8_t", "uint16_t", "union", "unix", "linux", "unsigned", "using", "virtual",
-    "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
+    "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
 } | set(keyword.kwlist) | set(PRIMITIVES) | {"dropout"}
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
