@@ -199,11 +199,6 @@ class Kernel:
 
     @functools.cached_property
     def rows(self):
-        """Row values the element loop reads, and after them those that are only factors of sums."""
-        return self.rows_all
-
-    @functools.cached_property
-    def rows_all(self):
         """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
         and scalars alone, which is computed once per row value instead of once per element."""
         row_names = {p for s in self.row_loads for p in s.parts}
@@ -412,7 +407,7 @@ class Kernel:
         """A sum's product with a row value: (what is added up, the row value's name) or None. The factor is the same for
         every term, so it is taken out of the loop."""
         node = self.graph.nodes[stream.exprs[0]]
-        names_ = {i: n for n, i in self.rows_all}
+        names_ = {i: n for n, i in self.rows}
         if stream.role == "sum" and node.op == "mul":
             for term, factor in (node.args, node.args[::-1]):
                 if factor in names_ and term not in names_:
