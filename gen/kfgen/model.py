@@ -474,7 +474,7 @@ class Kernel:
     def kernel_arguments(self):
         found = [s.name for s in self.loads + self.row_loads + self.stores]
         found += (["g", "sums"] if self.sums else ["each"] + (["g"] if self.grid else [])) + self.used_scalars
-        return ", ".join("(void *)&" + f if f in {s.name for s in self.loads} else "&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
+        return ", ".join("&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
     def run_parameters(self):
@@ -491,10 +491,6 @@ class Kernel:
         return any(s.reads == "act" for s in self.inputs)
 
     @property
-    def cpu_operand_rows(self):
-        return [r.replace("kfi_act_bwd_reads(kfi_tag<act>())", "reads") for r in self.operand_rows]
-
-    @property
     def cpu_run_parameters(self):
         found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.asks_reads else [])
         found += [f"{a.ctype}{a.name}" for a in self.tensor_arguments] + [f"int64_t {s}" for s in self.sizes] + ["const void *scalars"]
@@ -505,10 +501,6 @@ class Kernel:
     @property
     def size_parameters(self):
         return ", ".join(f"int64_t {s}" for s in self.sizes)
-
-    @property
-    def size_words(self):
-        return ", ".join(f'"{s}"' for s in self.sizes)
 
     @property
     def shape(self):
@@ -542,23 +534,33 @@ class Kernel:
         return f"(const void *)kfk_sum_partials<{codes}>, (const void *)kfk_sum_planes<{codes}>"
 
     @property
-    def operand_rows(self):
-        """The table of tensor arguments that the checks go through."""
-        rows, index = [], {}
+    def tensors(self):
+        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some
+        activations; unread; state; out; optional, an output that may be NULL. twin: an earlier output, counted from 1."""
+        index, found = {}, []
         for s in self.inputs + self.outputs:
-            flags = [{"elem": "KFI_ELEM", "half": "KFI_HALF"}.get(s.kind, "KFI_ROW")]
-            if s.role == "in" and s.reads == "never":
-                flags.append("KFI_NULLABLE | KFI_UNREAD")
-            elif s.role == "in" and s.reads == "act":
-                flags.append("(kfi_act_bwd_reads(kfi_tag<act>()) ? 0 : KFI_NULLABLE | KFI_UNREAD)")
-            if s.role != "in":
-                flags.append("KFI_OUT" if s.required else "KFI_OUT | KFI_NULLABLE")
-            twin = index[s.same_as] + 1 if s.same_as else 0
-            index[s.name] = len(rows)
-            rows.append(f'{{"{s.name}", {s.name}, {s.dtype.size}, {" | ".join(flags)}, {twin}}}')
-        if self.dropout:
-            rows.append('{"state", state, 8, KFI_PAIR | (from_state ? 0 : KFI_NULLABLE), 0}')
-        return rows
+            use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
+            kind = s.kind if s.kind in ("elem", "half") else "row"
+            found.append((s.name, s.dtype.size, kind, use, index[s.same_as] + 1 if s.same_as else 0))
+            index[s.name] = len(index)
+        return found + ([("state", 8, "pair", "state", 0)] if self.dropout else [])
+
+    @property
+    def tensor_names(self):
+        return [t[0] for t in self.tensors]
+
+    @property
+    def tensor_codes(self):
+        """The tensors as core/map.cuh reads them: one short literal, since every program that includes kf parses it."""
+        letter = {"in": "i", "act": "a", "unread": "u", "state": "s", "out": "o", "optional": "z"}
+        return "".join(f"{size}{kind[0]}{letter[use]}{twin or ' '}" for _, size, kind, use, twin in self.tensors).rstrip()
+
+    @property
+    def tensor_rows(self):
+        """The tensors as rows of the C launchers' table."""
+        flags = {"in": "", "act": " | (reads ? 0 : KFI_NULLABLE | KFI_UNREAD)", "unread": " | KFI_NULLABLE | KFI_UNREAD",
+                 "state": " | (from_state ? 0 : KFI_NULLABLE)", "out": " | KFI_OUT", "optional": " | KFI_OUT | KFI_NULLABLE"}
+        return [f"{{{name}, {size}, KFI_{kind.upper()}{flags[use]}, {twin}}}" for name, size, kind, use, twin in self.tensors]
 
     @property
     def contract(self):

@@ -41,9 +41,25 @@
 #define KFI_HOST static inline
 #endif
 
+/* Those that run once a call and never in a loop: small code that is quickly compiled, by everybody who calls a launcher. */
+#if defined(__GNUC__)
+#define KFI_SMALL __attribute__((unused, cold))
+#else
+#define KFI_SMALL
+#endif
+#define KFI_ONCE static inline KFI_SMALL
+
 /* A function that is compiled only where it is called: nvcc emits every other kernel, and warns about every other
    unused static function. A call inside that names kfi_lazy is not even looked up before: worth 0.15 s per 2,800. */
 #define KF_FN template <int kfi_lazy = 0> static inline
+/* Set where device code is compiled. The host's passes need no kernel's body, the device's no launcher's checks: each is
+   hidden from the other, which is a tenth of what the umbrella costs to compile. */
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+#define KFI_DEVICE_PASS 1
+#define KFI_ON_DEVICE(...) (__VA_ARGS__)
+#else
+#define KFI_ON_DEVICE(...) 0 /* the host sees a device function's name alone */
+#endif
 #ifdef __CUDACC_RTC__
 #define KFI_KERNEL __global__ /* NVRTC finds a kernel by name only if it is not static */
 #else

@@ -8,7 +8,7 @@
 #include "kf/core/result.h"
 
 // The status is the launch call's own: cudaGetLastError might report somebody else's error.
-KF_FN kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
+KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
 {
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
@@ -17,7 +17,7 @@ KF_FN kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 bloc
     const cudaError_t status = cudaLaunchKernelExC(&config, kernel, args);
     if (status == cudaSuccess) return KF_SUCCESS;
     const bool image = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
-    return kfi_fail(image ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "launch of %u x %u blocks of %u threads: CUDA error %d (%s)",
+    return kfi_fail(image ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "launch", "of %u x %u blocks of %u threads: CUDA error %d (%s)",
                     blocks.x, blocks.y, threads, (int)status, cudaGetErrorString(status));
 }
 

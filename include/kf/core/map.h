@@ -45,6 +45,7 @@ typedef struct {
 
 typedef struct {
     kfi_name name;
+    const char *words; /* names of the operands */
     const kfi_operand *operands;
     int count;
     const kfi_slot *slots;
@@ -397,14 +398,13 @@ KFI_HOST size_t kfi_cpu_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int
 
 KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
 {
-    static const char *const words[] = {"n"};
     kfi_shape shape;
     shape.rows = 1;
     shape.channels = 0;
     shape.cols = n;
-    kf_result_t result = kfi_check_sizes(&m->name, words, &n, 1);
+    kf_result_t result = kfi_check_sizes(&m->name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
-    result = kfi_check_operands(&m->name, m->operands, m->count, &shape);
+    result = kfi_check_operands(&m->name, m->words, m->operands, m->count, &shape);
     if (result != KF_SUCCESS) return result;
     m->elements = n;
     kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
@@ -422,7 +422,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     const kf_i64 width = is_channel ? channels : cols;
     m->elements = is_channel ? rows * channels * cols : rows * cols;
     if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;
-    kf_result_t result = kfi_check_operands(&m->name, m->operands, m->count, &shape);
+    kf_result_t result = kfi_check_operands(&m->name, m->words, m->operands, m->count, &shape);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = sums[k] != NULL;

@@ -5,9 +5,9 @@
 #ifndef KF_CORE_MATH_CUH
 #define KF_CORE_MATH_CUH
 
-#ifndef KFI_DEVICE
-#define KFI_DEVICE static __device__ __forceinline__
-#endif
+#include "kf/core/config.h"
+
+#ifdef KFI_DEVICE_PASS
 
 // One MUFU each, without the range code of the non-ftz forms: callers keep both ends normal.
 KFI_DEVICE float kfi_ex2_ftz(float x) {
@@ -281,5 +281,6 @@ KFI_DEVICE float kfi_sin_lp(float x) { return sinf(x); }
 KFI_DEVICE float kfi_cos_f32(float x) { return cosf(x); }
 KFI_DEVICE double kfi_cos_f64(double x) { return cos(x); }
 KFI_DEVICE float kfi_cos_lp(float x) { return cosf(x); }
+#endif
 
 #endif  // KF_CORE_MATH_CUH

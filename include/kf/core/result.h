@@ -70,21 +70,27 @@ typedef struct {
     const char *word;    /* "gelu", or "none", which takes its underscore with it */
 } kfi_name;
 
-KFI_PRINTF(3, 4)
-KFI_HOST kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *format, ...)
+/* Words of a list like "x bias out": word k reaches to the next space. */
+KFI_ONCE const char *kfi_word(const char *words, int k)
 {
-    const char *hole = strstr(name->pattern, "{act}");
-    const int before = hole ? (int)(hole - name->pattern) : (int)strlen(name->pattern);
-    const char *after = hole ? hole + 5 : "";
-    const int none = hole && strcmp(name->word, "none") == 0;
-    const int used = snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.*s%s%s: ", before, name->pattern,
-                              !hole || none ? "" : name->word, after + (none && *after == '_'));
-    if (used > 0 && (size_t)used < sizeof kfi_error_detail) {
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(kfi_error_detail + used, sizeof kfi_error_detail - (size_t)used, format, arguments);
-        va_end(arguments);
-    }
+    for (; k > 0; --k) words = strchr(words, ' ') + 1;
+    return words;
+}
+
+/* argument: a word, what the message is about. */
+KFI_PRINTF(4, 5)
+KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument, const char *format, ...)
+{
+    const int before = (int)strcspn(name->pattern, "{");
+    const char *after = name->pattern + before + (name->pattern[before] ? 5 : 0);
+    const int none = strcmp(name->word, "none") == 0;
+    char text[200];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.*s%s%s: %.*s %s", before, name->pattern, none || !name->pattern[before] ? "" : name->word,
+             after + (none && *after == '_'), (int)strcspn(argument, " "), argument, text);
     return result;
 }
 

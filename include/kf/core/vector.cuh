@@ -20,6 +20,7 @@ struct kfi_scalars_f64 {
     double v[4];
 };
 
+#ifdef KFI_DEVICE_PASS
 KFI_DEVICE void kfi_move(kfi_tag<16>, void *d, const void *s) { *(uint4 *)d = *(const uint4 *)s; }
 KFI_DEVICE void kfi_move(kfi_tag<8>, void *d, const void *s) { *(uint2 *)d = *(const uint2 *)s; }
 KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s) { *(unsigned *)d = *(const unsigned *)s; }
@@ -207,5 +208,6 @@ KFI_DEVICE kf_i64 kfi_sub_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned lo
 KFI_DEVICE kf_i64 kfi_mul_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a * (unsigned long long)b); }
 KFI_DEVICE kf_i64 kfi_max_i64(kf_i64 a, kf_i64 b) { return a > b ? a : b; }
 KFI_DEVICE kf_i64 kfi_min_i64(kf_i64 a, kf_i64 b) { return a < b ? a : b; }
+#endif
 
 #endif

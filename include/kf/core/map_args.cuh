@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/map_args.cuh: what the kernels of the map family are given by their launchers.
+#ifndef KF_CORE_MAP_ARGS_CUH
+#define KF_CORE_MAP_ARGS_CUH
+
+#include "kf/core/philox.h"
+#include "kf/core/vector.cuh"
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#include <stdint.h>
+#endif
+
+#ifndef KFI_MAP_THREADS // set by bench/tune.cu alone
+#define KFI_MAP_THREADS 256
+#endif
+
+// How row values are found. KFI_ROWS: rows hold whole vectors. KFI_PLANES: one value per channel and plane; a vector may
+// reach into the next plane. KFI_ODD_ROWS: rows of any length from a vector on.
+#define KFI_ROWS 0
+#define KFI_PLANES 1
+#define KFI_ODD_ROWS 2
+
+// n / d for n < 2^63 by one multiplication (Granlund & Montgomery 1994).
+struct kfi_divisor {
+    unsigned long long d, multiplier, one; // one: all ones for d = 1, where the multiplier is 0
+    unsigned shift;
+};
+
+// The shape of a broadcast: width elements per row (KFI_ROWS: vectors), and channels planes per repetition.
+struct kfi_rows {
+    kfi_divisor width, channels;
+    kf_i64 cols;
+};
+
+// The work of a thread: vector u begins at first + u * step, for first < own and below n.
+struct kfi_each {
+    kf_i64 n, own, step;
+    kf_i64 block; // from one block's first element to the next one's
+};
+
+struct kfi_grid {
+    kf_i64 rows, cols; // planes: batches, and channels * inner
+    unsigned tiles;    // of the columns
+    unsigned parts;    // of the rows
+    int bx, by;        // threads along columns and along rows
+    kfi_rows r;
+    kf_i64 slots;      // planes: channels that a tile may touch
+};
+
+// The second stage: the sum over the partial rows, in their order within eight groups, then over the groups.
+struct kfi_sums {
+    void *partial; // sum k: `parts` rows of `count` values at partial + k * parts * count; NULL: no sums are wanted
+    void *out[4];        // NULL is skipped
+    kf_i64 parts, count;
+    kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
+};
+#define KFI_SUM_LANES 32
+#define KFI_SUM_GROUPS 8
+
+#endif

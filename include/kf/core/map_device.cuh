@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/map_device.cuh: the device words of the map family. Part of kf/core/map.cuh where device code is compiled.
+#ifndef KF_CORE_MAP_DEVICE_CUH
+#define KF_CORE_MAP_DEVICE_CUH
+
+#include "kf/core/map_args.cuh"
+
+#ifdef KFI_DEVICE_PASS
+
+KFI_DEVICE kf_i64 kfi_divide(kf_i64 n, const kfi_divisor &d)
+{
+    return (kf_i64)((__umul64hi((unsigned long long)n, d.multiplier) >> d.shift) | ((unsigned long long)n & d.one));
+}
+
+// Where the row values of a vector lie.
+struct kfi_span {
+    kf_i64 row, col;   // of its first element; planes: the channel and the element in its plane
+    kf_i64 next;       // planes: the next plane's channel
+    int split;         // elements before the row or plane ends
+};
+template <int vec, int mode>
+KFI_DEVICE kfi_span kfi_find(const kfi_rows &g, kf_i64 first)
+{
+    kfi_span at;
+    const kf_i64 unit = mode == KFI_ROWS ? first / vec : first;
+    at.row = kfi_divide(unit, g.width);
+    at.col = unit - at.row * (kf_i64)g.width.d;
+    at.split = vec;
+    at.next = 0;
+    if (mode == KFI_ROWS) {
+        at.col *= vec;
+    } else {
+        const kf_i64 room = (kf_i64)g.width.d - at.col;
+        if (room < vec) at.split = (int)room;
+        if (mode == KFI_PLANES) {
+            at.row -= kfi_divide(at.row, g.channels) * (kf_i64)g.channels.d;
+            at.next = at.row + 1 < (kf_i64)g.channels.d ? at.row + 1 : 0;
+        }
+    }
+    return at;
+}
+// Row values of a vector: one per element, or (planes) those of its two channels, which kfi_at picks from.
+template <int vec, int mode>
+struct kfi_width {
+    static constexpr int value = mode == KFI_PLANES ? 2 : vec;
+};
+template <int size, int vec, int mode>
+KFI_DEVICE void kfi_load_values(void *dst, const void *src, const kfi_span &at)
+{
+    const char *s = (const char *)src;
+    if (mode == KFI_ROWS) {
+        kfi_copy<size * vec>(dst, s + at.col * size);
+    } else if (mode == KFI_PLANES) {
+        kfi_copy<size>(dst, s + at.row * size);
+        kfi_copy<size>((char *)dst + size, s + at.next * size);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, s + (e < at.split ? at.col + e : e - at.split) * size);
+    }
+}
+template <int mode>
+KFI_DEVICE float kfi_at(const float *values, int e, const kfi_span &at)
+{
+    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
+}
+template <int mode>
+KFI_DEVICE double kfi_at(const double *values, int e, const kfi_span &at)
+{
+    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
+}
+
+template <int state>
+KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
+{
+    if (state) {
+        kfi_set_seed(&rng, rng.state[0]);
+        rng.offset = rng.state[1];
+    }
+}
+// keep[e]: the word of element index + e. index is a multiple of vec, which divides 8.
+template <int vec>
+KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
+{
+    kfi_u32 w[4];
+    kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
+    const unsigned first = (unsigned)index & 7u;
+    if (vec < 8) { // which of the four words: by selection, never by a computed index
+        if (first & 4u) {
+            w[0] = w[2];
+            w[1] = w[3];
+        }
+        if (vec < 4 && (first & 2u)) w[0] = w[1];
+        if (vec < 2 && (first & 1u)) w[0] >>= 16;
+    }
+#pragma unroll
+    for (int e = 0; e < vec; ++e) keep[e] = e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xffffu;
+}
+// The value if its word is kept, else 0. Opaque to the compiler, which would otherwise branch around the activation of
+// every element to save the tenth that is dropped.
+KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
+{
+    float r;
+    asm("{ .reg .pred p; setp.ge.u32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }" : "=f"(r) : "f"(v), "r"(word), "r"(rng.threshold));
+    return r;
+}
+KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v) { return word >= rng.threshold ? v : 0.0; }
+
+// What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row from `row` on. The blocks
+// march down the tensor together, so that DRAM sees them read one region, not one each.
+struct kfi_place {
+    kf_i64 row, row_end, col, col_begin;
+    unsigned tile, part;
+};
+template <int vec>
+KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
+{
+    kfi_place at;
+    const unsigned ty = threadIdx.x / (unsigned)g.bx;
+    at.part = blockIdx.x / g.tiles;
+    at.tile = blockIdx.x - at.part * g.tiles;
+    at.row = (kf_i64)at.part * g.by + ty;
+    at.row_end = g.rows;
+    at.col_begin = (kf_i64)at.tile * g.bx * vec;
+    at.col = at.col_begin + (threadIdx.x - ty * (unsigned)g.bx) * vec;
+    if (ty >= (unsigned)g.by || at.col >= g.cols) at.row_end = at.row; // nothing to do
+    return at;
+}
+
+// Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
+// touches. buffer: KFI_MAP_THREADS * max(vec, 2) values of shared memory. The order of the additions depends on the shape
+// alone.
+KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
+template <int vec, int mode>
+KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
+{
+    __syncthreads(); // the buffer may still be read by the sum before
+    if (mode != KFI_PLANES) {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
+        __syncthreads();
+        const int width = g.bx * vec;
+        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
+            float total = buffer[c];
+            for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
+            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
+        }
+        return;
+    }
+    float own[2] = {0, 0}; // of the vector's two channels
+#pragma unroll
+    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
+    buffer[2 * threadIdx.x] = own[0];
+    buffer[2 * threadIdx.x + 1] = own[1];
+    __syncthreads();
+    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
+    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
+    const unsigned lane = threadIdx.x % 32;
+    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
+        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
+        const int from = begin > 0 ? (int)(begin / vec) : 0;
+        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
+        float total = 0;
+        if (begin < (kf_i64)g.bx * vec)
+            for (int y = 0; y < g.by; ++y)
+                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
+    }
+}
+template <int vec, int mode>
+KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
+{
+    __syncthreads(); // the buffer may still be read by the sum before
+    if (mode != KFI_PLANES) {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
+        __syncthreads();
+        const int width = g.bx * vec;
+        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
+            double total = buffer[c];
+            for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
+            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
+        }
+        return;
+    }
+    double own[2] = {0, 0}; // of the vector's two channels
+#pragma unroll
+    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
+    buffer[2 * threadIdx.x] = own[0];
+    buffer[2 * threadIdx.x + 1] = own[1];
+    __syncthreads();
+    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
+    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
+    const unsigned lane = threadIdx.x % 32;
+    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
+        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
+        const int from = begin > 0 ? (int)(begin / vec) : 0;
+        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
+        double total = 0;
+        if (begin < (kf_i64)g.bx * vec)
+            for (int y = 0; y < g.by; ++y)
+                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
+    }
+}
+
+// acc, dtype: codes of kf_dtype_t
+KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F32>, void *out, kf_i64 i, double v) { ((float *)out)[i] = (float)v; }
+KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F64>, void *out, kf_i64 i, double v) { ((double *)out)[i] = v; }
+KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F16>, void *out, kf_i64 i, double v) { kfi_cast((kf_f16 *)out + i, (float)v); }
+KFI_DEVICE void kfi_store_sum(kfi_tag<KF_BF16>, void *out, kf_i64 i, double v) { kfi_cast((kf_bf16 *)out + i, (float)v); }
+KFI_DEVICE float kfi_load_sum(kfi_tag<KF_F32>, const void *p, kf_i64 i) { return ((const float *)p)[i]; }
+KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
+
+#ifndef __CUDACC_RTC__
+#include "kf/core/result.h"
+// The launchers have only to name their kernels in this pass.
+KF_FN kf_result_t kfi_named(const void *const *, const void *const * = nullptr) { return KF_SUCCESS; }
+KF_FN size_t kfi_map_workspace(kf_i64, kf_i64, kf_i64, bool, int, int, int, int) { return 0; }
+#endif
+
+#endif
+
+#endif

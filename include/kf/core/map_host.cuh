@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/map_host.cuh: what the launchers of the map family do. Part of kf/core/map.cuh where host code is compiled.
+#ifndef KF_CORE_MAP_HOST_CUH
+#define KF_CORE_MAP_HOST_CUH
+
+#include "kf/core/map_args.cuh"
+
+#ifndef KFI_DEVICE_PASS
+#include "kf/core/check.h"
+#include "kf/core/launch.cuh"
+
+KF_FN KFI_SMALL kfi_divisor kfi_make_divisor(kf_i64 d)
+{
+    kfi_divisor r = {(kfi_u64)d, 0, ~(kfi_u64)0, 0};
+    if (d > 1) { // ceil(2^(63 + bits) / d): below 2^64, exact for numerators below 2^63
+        int bits = 0;
+        while (((kfi_u64)1 << bits) < (kfi_u64)d) ++bits;
+        const unsigned __int128 top = (unsigned __int128)1 << (63 + bits);
+        r.multiplier = (kfi_u64)((top + (kfi_u64)d - 1) / (kfi_u64)d);
+        r.shift = (unsigned)(bits - 1);
+        r.one = 0;
+    }
+    return r;
+}
+
+// What the kernels of one op x dtypes look like.
+struct kfi_map {
+    kfi_name name;
+    const char *words, *codes;  // of the tensors, "x bias out" and "4ei 4ri 4eo": see kfi_read_operands
+    const void *const *tensors;
+    bool reads, from_state;     // the activation's gradient reads its input; the state is asked for
+    const void *const *kernels; // see the callers
+    int vec, unroll;
+    int size;     // bytes of the widest element
+    int blocks;   // of a sum kernel that an SM holds
+    int sums;     // outputs reduced to rows or channels
+    int acc_size; // bytes of their accumulators
+};
+
+#define KFI_OPERANDS 16
+// One code is three letters and a space, a digit in its place where the output may be the same as an earlier one (counted
+// from 1). Bytes of an element; e element, h half, r row, p pair; i input, a input that some activations do not read,
+// u input that is not read, s the state, o output, z output that may be NULL.
+KF_FN KFI_SMALL int kfi_read_operands(const kfi_map &m, kfi_operand *o)
+{
+    int count = 0;
+    for (const char *c = m.codes; *c; c += c[3] ? 4 : 3) {
+        const int kind = c[1] == 'e' ? KFI_ELEM : c[1] == 'h' ? KFI_HALF : c[1] == 'r' ? KFI_ROW : KFI_PAIR;
+        const int unread = c[2] == 'u' || (c[2] == 'a' && !m.reads);
+        o->ptr = m.tensors[count++];
+        o->size = c[0] - '0';
+        o->flags = kind | (unread ? KFI_NULLABLE | KFI_UNREAD : 0) | (c[2] == 'o' || c[2] == 'z' ? KFI_OUT : 0) |
+                   (c[2] == 'z' || (c[2] == 's' && !m.from_state) ? KFI_NULLABLE : 0);
+        o->twin = c[3] > ' ' ? c[3] - '0' : 0;
+        ++o;
+    }
+    return count;
+}
+KF_FN kf_i64 kfi_ceil(kf_i64 a, kf_i64 b) { return (a + b - 1) / b; }
+KF_FN kf_i64 kfi_clamp(kf_i64 v, kf_i64 low, kf_i64 high) { return v > high ? (high < low ? low : high) : v < low ? low : v; }
+
+// Blocks that fill the largest GPU a few times over: below this many, smaller blocks are worth more than long threads.
+#ifndef KFI_MAP_FILL
+#define KFI_MAP_FILL 1056
+#endif
+
+// Threads for `n` elements: of kernels[] {vector, unroll}, {vector, 1} and {1, 1} the first that is possible and fills the
+// GPU. Vector u of a thread lies u * step elements behind its first; step 0: consecutive.
+KF_FN KFI_SMALL kf_result_t kfi_launch_each(const kfi_map &m, const void *const *kernels, kf_i64 n, bool vectors, kfi_each *e, kf_i64 step, void **args,
+                                  cudaStream_t stream)
+{
+    const int vec = vectors ? m.vec : 1;
+    const bool wide = vectors && m.unroll > 1 && kfi_ceil(n, (kf_i64)KFI_MAP_THREADS * vec * m.unroll) >= KFI_MAP_FILL;
+    const int unroll = wide ? m.unroll : 1;
+    const kf_i64 threads = kfi_ceil(wide && step ? step : n, wide && step ? vec : (kf_i64)vec * unroll), blocks = kfi_ceil(threads, KFI_MAP_THREADS);
+    e->n = n;
+    e->step = wide && step ? step : (kf_i64)KFI_MAP_THREADS * vec;
+    e->own = wide && step ? step : n;
+    e->block = (kf_i64)KFI_MAP_THREADS * vec * (step ? 1 : unroll);
+    if (blocks > 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld elements needs more blocks than a launch may have at this alignment", (long long)n);
+    return kfi_launch(&m.name, kernels[wide ? 0 : vectors ? 1 : 2], dim3((unsigned)blocks), KFI_MAP_THREADS, args, stream);
+}
+
+KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **args, cudaStream_t stream)
+{
+    const kfi_shape shape = {1, 0, n};
+    kf_result_t result = kfi_check_sizes(&m.name, "n", &n, 1);
+    if (result != KF_SUCCESS || n == 0) return result;
+    kfi_operand operands[KFI_OPERANDS];
+    const int count = kfi_read_operands(m, operands);
+    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    if (result != KF_SUCCESS) return result;
+    return kfi_launch_each(m, m.kernels, n, kfi_is_aligned(operands, count, 16), e, 0, args, stream);
+}
+
+KF_FN KFI_SMALL kf_result_t kfi_check_grid(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel)
+{
+    const kf_i64 sizes[] = {rows, is_channel ? channels : cols, cols};
+    return kfi_check_sizes(&m.name, is_channel ? "outer channels inner" : "rows cols", sizes, is_channel ? 3 : 2);
+}
+
+// Rows x cols, or outer x channels x inner (channels > 0). kernels[]: three for whole vectors in a row, three for rows of
+// any length (not for halves: their rows are apart), three for planes (channel ops). g, e: kernel arguments to fill in.
+KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, bool halves, kfi_rows *g,
+                               kfi_each *e, void **args, cudaStream_t stream)
+{
+    kf_result_t result = kfi_check_grid(m, rows, channels, cols, is_channel);
+    if (result != KF_SUCCESS) return result;
+    const kfi_shape shape = {rows, channels, cols};
+    const kf_i64 n = rows * cols * (is_channel ? channels : 1);
+    if (n == 0) return KF_SUCCESS;
+    kfi_operand operands[KFI_OPERANDS];
+    const int count = kfi_read_operands(m, operands);
+    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    if (result != KF_SUCCESS) return result;
+    const bool plane = is_channel && cols > 1;
+    if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
+    const bool aligned = kfi_is_aligned(operands, count, 16), whole = cols % m.vec == 0;
+    const bool vectors = aligned && cols >= m.vec && (whole || !halves);
+    g->cols = cols;
+    g->width = kfi_make_divisor(plane || !vectors || !whole ? cols : cols / m.vec);
+    g->channels = kfi_make_divisor(is_channel ? channels : 1);
+    // The vectors of a thread lie whole periods apart, as many as keep them aligned.
+    const kf_i64 period = plane ? channels * cols : cols;
+    kf_i64 unit = 1;
+    while (period * unit % m.vec != 0) unit *= 2;
+    const kf_i64 step = kfi_ceil(kfi_ceil(rows, m.unroll), unit) * unit * period;
+    return kfi_launch_each(m, m.kernels + (plane ? 6 : vectors && !whole ? 3 : 0), n, vectors, e, step, args, stream);
+}
+
+// The parts into which a reduced gradient is split: by the shape alone, so that results depend on nothing else and the
+// workspace can be asked for ahead of the call. period: columns of a row, all channels' planes of a batch; blocks: that
+// one SM holds. One wave of blocks on the largest GPU, or, where the tiles alone are more than that, several.
+KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, int size, int blocks)
+{
+    const kf_i64 tiles = kfi_ceil(period * size, KFI_MAP_THREADS * 16), wave = KFI_MAP_FILL / 8 * blocks;
+    return kfi_clamp((tiles > wave ? 4 * wave : wave) / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 8));
+}
+KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
+KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int blocks, int sums, int acc_size)
+{
+    if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
+    const bool plane = is_channel && cols > 1;
+    const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
+    kf_i64 values = period;
+    if (plane) { // enough for the narrow tiles of unaligned tensors
+        const kf_i64 tile = period < KFI_MAP_THREADS ? (period > 0 ? period : 1) : KFI_MAP_THREADS;
+        values = kfi_ceil(period, tile) * kfi_slots(tile, cols) + 2 * period / tile;
+    }
+    return (size_t)(kfi_split(rows, period, size, blocks) * values) * (size_t)(sums * acc_size);
+}
+
+// Columns that a block of threads takes, as vectors: the widest of at least 16 that leave the fewest threads idle.
+KF_FN KFI_SMALL int kfi_block_width(kf_i64 vectors)
+{
+    int best = 0, best_used = 0;
+    for (kf_i64 tiles = kfi_ceil(vectors, KFI_MAP_THREADS); tiles < 64; ++tiles) {
+        const int bx = (int)kfi_ceil(vectors, tiles);
+        if (best && bx < 16) break;
+        const int used = (int)(1000 * vectors / (tiles * bx)) * (bx * (KFI_MAP_THREADS / bx)) / KFI_MAP_THREADS;
+        if (used > best_used + 30) {
+            best = bx;
+            best_used = used;
+        }
+    }
+    return best ? best : KFI_MAP_THREADS;
+}
+
+// The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
+// what adds up the partial sums, of rows and of planes.
+KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
+                              kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    kf_result_t result = kfi_check_grid(m, rows, channels, cols, is_channel);
+    if (result != KF_SUCCESS) return result;
+    const kfi_shape shape = {rows, channels, cols};
+    s->count = is_channel ? channels : cols;
+    if (s->count == 0) return KF_SUCCESS;
+    kfi_operand operands[KFI_OPERANDS];
+    const int count = kfi_read_operands(m, operands);
+    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    if (result != KF_SUCCESS) return result;
+    bool wanted = false; // sums that nobody wants need no workspace
+    for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
+    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.blocks, m.sums, m.acc_size) : 0;
+    result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
+    if (result != KF_SUCCESS) return result;
+
+    const bool plane = is_channel && cols > 1;
+    const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
+    if (cols == 0) rows = 0;
+    const bool vectors = kfi_is_aligned(operands, count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
+    const int vec = vectors ? m.vec : 1;
+    const kf_i64 parts = kfi_split(rows, period, m.size, m.blocks);
+    g->rows = rows;
+    g->cols = period;
+    g->parts = (unsigned)parts;
+    g->bx = plane ? (int)kfi_clamp(kfi_ceil(period, vec), 1, KFI_MAP_THREADS) : kfi_block_width(kfi_ceil(period, vec));
+    g->by = KFI_MAP_THREADS / g->bx;
+    const kf_i64 tile_cols = (kf_i64)g->bx * vec, tiles = kfi_ceil(period, tile_cols);
+    g->tiles = (unsigned)tiles;
+    g->r.cols = cols;
+    g->r.width = kfi_make_divisor(plane ? cols : 1);
+    g->r.channels = kfi_make_divisor(plane ? channels : 1);
+    g->slots = plane ? kfi_slots(tile_cols, cols) : 0;
+    s->parts = parts;
+    s->inner = cols;
+    s->tile_cols = tile_cols;
+    s->tiles = tiles;
+    s->slots = g->slots;
+    s->partial = wanted ? workspace : nullptr;
+    if (parts * tiles > 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have", (long long)rows,
+                        (long long)period);
+    const unsigned threads = (unsigned)kfi_ceil((kf_i64)g->bx * g->by, 32) * 32;
+    result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !vectors], dim3((unsigned)(parts * tiles)), threads, args, stream);
+    if (result != KF_SUCCESS || !wanted) return result;
+    void *sum_args[] = {s};
+    const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, KFI_SUM_LANES)), (unsigned)m.sums);
+    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
+}
+
+#endif
+
+#endif
