@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the map kernels under other schedules than the launchers choose: threads per block (-DKFI_MAP_THREADS=...), vectors per
-// thread, parts of a reduced gradient (-DKFI_MAP_FILL=...). Prints GB/s beside a copy of the same bytes.
+// thread. Prints GB/s beside a copy of the same bytes.
 // nvcc -O3 -arch=sm_90 -I include -I build/include bench/tune.cu -o build/tune && build/tune
 #include <kf/ops/act.cuh>
 #include <kf/ops/act_dropout.cuh>

@@ -246,7 +246,7 @@ class Kernel:
         self.vec = 16 // max(sizes)
         # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
         # set-up to share (bench/NOTES.md).
-        self.unroll = 4 if self.keeps else 1 if not self.grid else 2 if len(self.row_loads) < 2 else 4
+        self.unroll = 4 if self.keeps else 1 if not self.grid else 2 if len(self.row_loads) < 3 else 4
 
     # ---- emission ------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Kernel:
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
-        pick = "kfi_at<mode>({}_f, e, %s)" % ("span" if self.sums else "at")
+        pick = "{}_f[e]" if self.sums else "kfi_at<mode>({}_f, e, at)"
         fixed = {node: pick.format(name) for name, node in self.rows}
         return self._emit(target, env, fixed, self.loop_roots)
 
@@ -442,8 +442,9 @@ class Kernel:
     def load_values(self, stream):
         """The statement that loads a row operand's values."""
         size = stream.dtype.size
-        load = f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, {'span' if self.sums else 'at'})"
-        return f"if (at.row < at.row_end) {load}" if self.sums else load
+        if self.sums:
+            return f"if (at.row < at.row_end) kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
+        return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
 
     @property
     def each_blocks(self):
@@ -455,12 +456,19 @@ class Kernel:
     @property
     def sum_ring(self):
         """Whether row values and sums leave no registers for the row that is on its way."""
-        return len(self.rows) + len(self.sums) > 2
+        return len(self.rows) + len(self.sums) > 3
 
     @property
-    def sum_blocks(self):
-        """Blocks per SM that leave enough registers for a sum kernel's row values and sums."""
-        return 3 if self.sum_ring else 4
+    def sum_ahead(self):
+        """Rows on their way in registers: two where only one tensor is read."""
+        if len(self.loads) == 1:
+            return "2"
+        return "kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2" if self.asks_reads else "1"
+
+    @property
+    def sum_threads(self):
+        """Threads of a sum kernel's block, one an SM: as many as leave enough registers for row values and sums."""
+        return 768 if self.sum_ring else 1024
 
     @property
     def kernel_parameters(self):

@@ -7,10 +7,25 @@
 
 #include "kf/core/result.h"
 
-// The status is the launch call's own: cudaGetLastError might report somebody else's error.
-KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
+// Whether a kernel may be launched while the one before it still runs, and waits for it by itself (kfi_await_launch_before):
+// from compute capability 9.0 on.
+KF_FN KFI_SMALL bool kfi_overlaps()
 {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+           major >= 9;
+}
+
+// The status is the launch call's own: cudaGetLastError might report somebody else's error.
+KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream,
+                                      bool overlaps = false)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
+    config.attrs = &attribute;
+    config.numAttrs = overlaps;
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.stream = stream;

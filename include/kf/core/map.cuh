@@ -19,18 +19,36 @@ template <int acc, int dtype>
 KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS
-    __shared__ double buffer[KFI_SUM_GROUPS][KFI_SUM_LANES];
-    const unsigned lane = threadIdx.x % KFI_SUM_LANES, group = threadIdx.x / KFI_SUM_LANES;
-    const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES + lane;
-    const kf_i64 begin = blockIdx.y * s.parts;
-    double total = 0.0; // few additions: float64 costs nothing here
-    if (i < s.count)
-        for (kf_i64 k = group; k < s.parts; k += KFI_SUM_GROUPS) total += (double)kfi_load_sum(kfi_tag<acc>(), s.partial, (begin + k) * s.count + i);
-    buffer[group][lane] = total;
+    __shared__ double buffer[KFI_SUM_GROUPS][4 * KFI_SUM_LANES + 1];
+    void *const out = kfi_sum_out(s, blockIdx.y);
+    if (!out) return;
+    kfi_await_launch_before();
+    const int lane = (int)threadIdx.x % KFI_SUM_LANES, group = (int)threadIdx.x / KFI_SUM_LANES;
+    const kf_i64 col = ((kf_i64)blockIdx.x * KFI_SUM_LANES + lane) * 4;
+    double total[4] = {}; // few additions: float64 costs nothing here
+    for (kf_i64 k = group; k < s.parts; k += KFI_SUM_GROUPS * KFI_SUM_AHEAD) {
+        double v[KFI_SUM_AHEAD][4] = {};
+#pragma unroll
+        for (int u = 0; u < KFI_SUM_AHEAD; ++u) {
+            const kf_i64 row = k + u * KFI_SUM_GROUPS;
+            if (row < s.parts && col < s.count) kfi_load_sums(kfi_tag<acc>(), v[u], s.partial, (blockIdx.y * s.parts + row) * s.stride + col);
+        }
+#pragma unroll
+        for (int u = 0; u < KFI_SUM_AHEAD; ++u)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) total[e] += v[u][e];
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
     __syncthreads();
-    if (group != 0 || i >= s.count || !s.out[blockIdx.y]) return;
-    for (int k = 1; k < KFI_SUM_GROUPS; ++k) total += buffer[k][lane];
-    kfi_store_sum(kfi_tag<dtype>(), s.out[blockIdx.y], i, total);
+    // Now a warp has four columns, one after the other, and a lane one group.
+    for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES; c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
+        double sum = buffer[threadIdx.x % 32][c];
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES * 4 + c;
+        if (threadIdx.x % 32 == 0 && i < s.count) kfi_store_sum(kfi_tag<dtype>(), out, i, sum);
+    }
 #endif
 }
 
@@ -43,6 +61,9 @@ KFI_KERNEL void __launch_bounds__(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
     const kf_i64 channel = blockIdx.x, begin = channel * s.inner, tile = begin / s.tile_cols;
     const kf_i64 tiles = (begin + s.inner - 1) / s.tile_cols - tile + 1;
     double total = 0.0;
+    void *const out = kfi_sum_out(s, blockIdx.y);
+    if (!out) return;
+    kfi_await_launch_before();
     for (kf_i64 k = threadIdx.x; k < s.parts * tiles; k += KFI_MAP_THREADS) {
         const kf_i64 part = k / tiles, t = tile + k - part * tiles;
         total += (double)kfi_load_sum(kfi_tag<acc>(), s.partial, ((blockIdx.y * s.parts + part) * s.tiles + t) * s.slots + channel - t * s.tile_cols / s.inner);
@@ -51,9 +72,9 @@ KFI_KERNEL void __launch_bounds__(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
     for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
     if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = total;
     __syncthreads();
-    if (threadIdx.x != 0 || !s.out[blockIdx.y]) return;
+    if (threadIdx.x != 0) return;
     for (int k = 1; k < KFI_MAP_THREADS / 32; ++k) total += buffer[k];
-    kfi_store_sum(kfi_tag<dtype>(), s.out[blockIdx.y], channel, total);
+    kfi_store_sum(kfi_tag<dtype>(), out, channel, total);
 #endif
 }
 

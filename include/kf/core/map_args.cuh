@@ -49,12 +49,13 @@ struct kfi_grid {
 
 // The second stage: the sum over the partial rows, in their order within eight groups, then over the groups.
 struct kfi_sums {
-    void *partial; // sum k: `parts` rows of `count` values at partial + k * parts * count; NULL: no sums are wanted
+    void *partial; // sum k: `parts` rows of `stride` values at partial + k * parts * stride; NULL: no sums are wanted
     void *out[4];        // NULL is skipped
-    kf_i64 parts, count;
+    kf_i64 parts, count, stride; // stride: count to whole vectors
     kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };
-#define KFI_SUM_LANES 32
-#define KFI_SUM_GROUPS 8
+#define KFI_SUM_LANES 8 // vectors of 4 columns in a block
+#define KFI_SUM_GROUPS 32
+#define KFI_SUM_AHEAD 4 // loads of a thread at a time
 
 #endif

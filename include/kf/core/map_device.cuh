@@ -58,6 +58,17 @@ KFI_DEVICE void kfi_load_values(void *dst, const void *src, const kfi_span &at)
         for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, s + (e < at.split ? at.col + e : e - at.split) * size);
     }
 }
+// One for each element, whatever the mode: for threads that keep them for many rows.
+template <int size, int vec, int mode>
+KFI_DEVICE void kfi_spread_values(void *dst, const void *src, const kfi_span &at)
+{
+    if (mode != KFI_PLANES) {
+        kfi_load_values<size, vec, mode>(dst, src, at);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, (const char *)src + (e < at.split ? at.row : at.next) * size);
+    }
+}
 template <int mode>
 KFI_DEVICE float kfi_at(const float *values, int e, const kfi_span &at)
 {
@@ -127,8 +138,9 @@ KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
 }
 
 // Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
-// touches. buffer: KFI_MAP_THREADS * max(vec, 2) values of shared memory. The order of the additions depends on the shape
+// touches. buffer: max(vec, 2) values of shared memory a thread. The order of the additions depends on the shape
 // alone.
+KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
 KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
 template <int vec, int mode>
 KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
@@ -142,7 +154,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             float total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
+            if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
         return;
     }
@@ -180,7 +192,7 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
             double total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < g.cols) partial[at.part * g.cols + at.col_begin + c] = total;
+            if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
         return;
     }
@@ -207,12 +219,27 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
     }
 }
 
+// Output k, by selection: a computed index would put the arguments into local memory.
+KFI_DEVICE void *kfi_sum_out(const kfi_sums &s, unsigned k) { return k == 0 ? s.out[0] : k == 1 ? s.out[1] : k == 2 ? s.out[2] : s.out[3]; }
 // acc, dtype: codes of kf_dtype_t
 KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F32>, void *out, kf_i64 i, double v) { ((float *)out)[i] = (float)v; }
 KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F64>, void *out, kf_i64 i, double v) { ((double *)out)[i] = v; }
 KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F16>, void *out, kf_i64 i, double v) { kfi_cast((kf_f16 *)out + i, (float)v); }
 KFI_DEVICE void kfi_store_sum(kfi_tag<KF_BF16>, void *out, kf_i64 i, double v) { kfi_cast((kf_bf16 *)out + i, (float)v); }
 KFI_DEVICE float kfi_load_sum(kfi_tag<KF_F32>, const void *p, kf_i64 i) { return ((const float *)p)[i]; }
+KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F32>, double *v, const void *p, kf_i64 i)
+{
+    const float4 w = *(const float4 *)((const float *)p + i);
+    v[0] = w.x;
+    v[1] = w.y;
+    v[2] = w.z;
+    v[3] = w.w;
+}
+KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 i)
+{
+    kfi_copy<16>(v, (const double *)p + i);
+    kfi_copy<16>(v + 2, (const double *)p + i + 2);
+}
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
 
 #ifndef __CUDACC_RTC__

@@ -32,7 +32,7 @@ struct kfi_map {
     const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
-    int blocks;   // of a sum kernel that an SM holds
+    int threads;  // of a sum kernel's block, of which an SM holds one
     int sums;     // outputs reduced to rows or channels
     int acc_size; // bytes of their accumulators
 };
@@ -129,42 +129,48 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     return kfi_launch_each(m, m.kernels + (plane ? 6 : vectors && !whole ? 3 : 0), n, vectors, e, step, args, stream);
 }
 
-// The parts into which a reduced gradient is split: by the shape alone, so that results depend on nothing else and the
-// workspace can be asked for ahead of the call. period: columns of a row, all channels' planes of a batch; blocks: that
-// one SM holds. One wave of blocks on the largest GPU, or, where the tiles alone are more than that, several.
-KF_FN kf_i64 kfi_split(kf_i64 rows, kf_i64 period, int size, int blocks)
+// How the blocks of a sum kernel share out the work: tiles of bx vectors of columns, and by * parts rows at a time. By the
+// shape alone, so that results depend on nothing else and the workspace can be asked for ahead of the call. period: columns
+// of a row, all channels' planes of a batch. One wave of blocks, one an SM, on a GPU of KFI_MAP_SMS.
+struct kfi_split {
+    kf_i64 parts;
+    int bx;
+};
+#define KFI_MAP_SMS 132
+KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, bool plane, int size, int threads)
 {
-    const kf_i64 tiles = kfi_ceil(period * size, KFI_MAP_THREADS * 16), wave = KFI_MAP_FILL / 8 * blocks;
-    return kfi_clamp((tiles > wave ? 4 * wave : wave) / (tiles > 0 ? tiles : 1), 1, kfi_ceil(rows, 8));
+    const short tiles[] = {1, 2, 3, 4, 6, 11, 12, 22, 33, 44, 66, 132}; // what divides 132
+    const kf_i64 vectors = kfi_ceil(period * size, 16);
+    kfi_split best = {1, (int)kfi_clamp(vectors, 1, KFI_MAP_THREADS)};
+    kf_i64 best_score = -1;
+    for (int i = 0; i < 12; ++i) {
+        kf_i64 bx = kfi_ceil(vectors, tiles[i]);
+        if (bx > 8) bx = kfi_ceil(bx, 8) * 8; // whole lines of 128 bytes
+        const kf_i64 parts = KFI_MAP_SMS / kfi_ceil(vectors > 0 ? vectors : 1, bx > 0 ? bx : 1);
+        if (bx > threads) continue;
+        if (best_score >= 0 && bx < (plane ? 16 * size : 16)) break; // narrower tiles: not whole lines; planes: see the workspace
+        const kf_i64 lanes = kfi_clamp(threads / (bx > 0 ? bx : 1) * parts, 1, rows > 0 ? rows : 1) * vectors;
+        const kf_i64 score = 1000 * lanes / (threads * KFI_MAP_SMS) - 1000 * parts / (rows + 1); // busy threads, partial sums
+        if (score <= best_score) continue;
+        best_score = score;
+        best.bx = bx > 0 ? (int)bx : 1;
+        best.parts = parts;
+    }
+    best.parts = kfi_clamp(best.parts, 1, kfi_ceil(rows, 8));
+    return best;
 }
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
-KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int blocks, int sums, int acc_size)
+KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int threads, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
-    kf_i64 values = period;
+    kf_i64 values = kfi_ceil(period, 4) * 4;
     if (plane) { // enough for the narrow tiles of unaligned tensors
         const kf_i64 tile = period < KFI_MAP_THREADS ? (period > 0 ? period : 1) : KFI_MAP_THREADS;
         values = kfi_ceil(period, tile) * kfi_slots(tile, cols) + 2 * period / tile;
     }
-    return (size_t)(kfi_split(rows, period, size, blocks) * values) * (size_t)(sums * acc_size);
-}
-
-// Columns that a block of threads takes, as vectors: the widest of at least 16 that leave the fewest threads idle.
-KF_FN KFI_SMALL int kfi_block_width(kf_i64 vectors)
-{
-    int best = 0, best_used = 0;
-    for (kf_i64 tiles = kfi_ceil(vectors, KFI_MAP_THREADS); tiles < 64; ++tiles) {
-        const int bx = (int)kfi_ceil(vectors, tiles);
-        if (best && bx < 16) break;
-        const int used = (int)(1000 * vectors / (tiles * bx)) * (bx * (KFI_MAP_THREADS / bx)) / KFI_MAP_THREADS;
-        if (used > best_used + 30) {
-            best = bx;
-            best_used = used;
-        }
-    }
-    return best ? best : KFI_MAP_THREADS;
+    return (size_t)(kfi_make_split(rows, period, plane, size, threads).parts * values) * (size_t)(sums * acc_size);
 }
 
 // The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
@@ -183,7 +189,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.blocks, m.sums, m.acc_size) : 0;
+    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
@@ -192,12 +198,13 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (cols == 0) rows = 0;
     const bool vectors = kfi_is_aligned(operands, count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
     const int vec = vectors ? m.vec : 1;
-    const kf_i64 parts = kfi_split(rows, period, m.size, m.blocks);
+    const kfi_split split = kfi_make_split(rows, period, plane, m.size, m.threads);
+    const kf_i64 parts = split.parts;
     g->rows = rows;
     g->cols = period;
     g->parts = (unsigned)parts;
-    g->bx = plane ? (int)kfi_clamp(kfi_ceil(period, vec), 1, KFI_MAP_THREADS) : kfi_block_width(kfi_ceil(period, vec));
-    g->by = KFI_MAP_THREADS / g->bx;
+    g->bx = vectors ? split.bx : (int)kfi_clamp(period, 1, KFI_MAP_THREADS);
+    g->by = m.threads / g->bx;
     const kf_i64 tile_cols = (kf_i64)g->bx * vec, tiles = kfi_ceil(period, tile_cols);
     g->tiles = (unsigned)tiles;
     g->r.cols = cols;
@@ -205,6 +212,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     g->r.channels = kfi_make_divisor(plane ? channels : 1);
     g->slots = plane ? kfi_slots(tile_cols, cols) : 0;
     s->parts = parts;
+    s->stride = kfi_ceil(s->count, 4) * 4;
     s->inner = cols;
     s->tile_cols = tile_cols;
     s->tiles = tiles;
@@ -217,8 +225,8 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !vectors], dim3((unsigned)(parts * tiles)), threads, args, stream);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
-    const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, KFI_SUM_LANES)), (unsigned)m.sums);
-    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
+    const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, 4 * KFI_SUM_LANES)), (unsigned)m.sums);
+    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream, kfi_overlaps());
 }
 
 #endif

@@ -33,6 +33,15 @@ KFI_DEVICE void kfi_copy(void *d, const void *s)
     for (int i = 0; i < bytes; i += step) kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
 }
 
+// The same to global memory: left to itself the compiler makes single words of a vector that it has put together.
+template <int bytes>
+KFI_DEVICE void kfi_store(void *d, const void *s)
+{
+    if (bytes < 16) kfi_copy<bytes>(d, s);
+#pragma unroll
+    for (int i = 0; i + 16 <= bytes; i += 16) __stwb((uint4 *)((char *)d + i), *(const uint4 *)((const char *)s + i));
+}
+
 // c ? a : b with both computed: opaque to the compiler, which would branch where one of them is expensive.
 KFI_DEVICE float kfi_select(bool c, float a, float b)
 {
@@ -74,6 +83,21 @@ KFI_DEVICE void kfi_fetch_wait()
 }
 #endif
 
+// A kernel that was launched early (kfi_overlaps) waits here until what was launched before it has finished and is seen.
+KFI_DEVICE void kfi_await_launch_before()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel be launched while this one ends, if it was launched so.
+KFI_DEVICE void kfi_allow_launch_after()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the tensor (full), or `left`
 // says how many elements the tensor still has from src on; the rest becomes zero.
 template <int size, int vec, int unroll>
@@ -96,7 +120,7 @@ KFI_DEVICE void kfi_store_each(void *dst, const void *src, kf_i64 step, kf_i64 l
 {
     if (full) {
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) kfi_copy<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
+        for (int u = 0; u < unroll; ++u) kfi_store<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
     } else {
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
