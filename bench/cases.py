@@ -78,7 +78,7 @@ def load(name, manifest):
         if f["state"] or not listed(f, entry["functions"]) or not set(f["dtypes"]) <= set(entry["dtypes"]):
             continue
         for size in entry["size"]:
-            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]):
+            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["workspace"]):
                 continue
             peers = tuple(p for p in entry["peers"] if not (p == "compile" and "compile" in entry and not listed(f, entry["compile"])))
             skip = ()
