@@ -37,10 +37,14 @@ def verdict(row, speedup):
     return "slower" if speedup < 1 - margin else "faster" if speedup > 1 + margin else "parity"
 
 
+def mib(row):
+    return math.prod(row["sizes"]) * {"f64": 8, "f32": 4, "i32": 4, "i64": 8}.get(row["dtypes"][0], 2) / 2**20
+
+
 def copy_table(rows):
-    """Percent of copy by op, direction and dtype: geometric mean and the worst function."""
+    """Percent of copy by op, direction and dtype: geometric mean and the worst function. Large tensors have their own rows."""
     body = []
-    for (op, bwd), members in groups(rows, lambda r: (r["op"], r["bwd"])).items():
+    for (op, bwd, large), members in groups(rows, lambda r: (r["op"], r["bwd"], mib(r) > 1000)).items():
         cells = []
         for dtype in ("f32", "f16", "bf16"):
             mine = [r for r in members if r["dtypes"][0] == dtype]
@@ -49,7 +53,7 @@ def copy_table(rows):
                 cells.append(f"{geomean([r['percent_of_copy'] for r in mine]):.1f} / {worst['percent_of_copy']:.1f}")
             else:
                 cells.append("")
-        body.append([f"`{op}`", "backward" if bwd else "forward", len(members), *cells])
+        body.append([f"`{op}`", ("backward" if bwd else "forward") + (", 1 GiB" if large else ""), len(members), *cells])
     return table(["op", "", "functions x shapes", "f32: mean / worst, % of copy", "f16", "bf16"], body, left=2)
 
 

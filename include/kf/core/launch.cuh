@@ -7,25 +7,30 @@
 
 #include "kf/core/result.h"
 
-// Whether a kernel may be launched while the one before it still runs, and waits for it by itself (kfi_await_launch_before):
-// from compute capability 9.0 on.
-KF_FN KFI_SMALL bool kfi_overlaps()
+// Whether kernels may be launched while the one before them still runs, and wait for it by themselves (kfi_begin): where all
+// code of this file is for compute capability 9.0 or later. By the list of architectures, not by the device: a later one may
+// run code that was compiled for an earlier one, which does not wait.
+KF_FN bool kfi_overlaps()
 {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           major >= 9;
+#ifdef __CUDA_ARCH_LIST__
+    const int list[] = {__CUDA_ARCH_LIST__};
+    for (int arch : list)
+        if (arch < 900) return false;
+    return true;
+#else
+    return false;
+#endif
 }
 
 // The status is the launch call's own: cudaGetLastError might report somebody else's error.
-KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream,
-                                      bool overlaps = false)
+KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
 {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.attrs = &attribute;
-    config.numAttrs = overlaps;
+    config.numAttrs = kfi_overlaps();
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.stream = stream;

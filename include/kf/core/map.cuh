@@ -19,10 +19,10 @@ template <int acc, int dtype>
 KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS
+    kfi_begin();
     __shared__ double buffer[KFI_SUM_GROUPS][4 * KFI_SUM_LANES + 1];
     void *const out = kfi_sum_out(s, blockIdx.y);
     if (!out) return;
-    kfi_await_launch_before();
     const int lane = (int)threadIdx.x % KFI_SUM_LANES, group = (int)threadIdx.x / KFI_SUM_LANES;
     const kf_i64 col = ((kf_i64)blockIdx.x * KFI_SUM_LANES + lane) * 4;
     double total[4] = {}; // few additions: float64 costs nothing here
@@ -57,13 +57,13 @@ template <int acc, int dtype>
 KFI_KERNEL void __launch_bounds__(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS
+    kfi_begin();
     __shared__ double buffer[KFI_MAP_THREADS / 32];
     const kf_i64 channel = blockIdx.x, begin = channel * s.inner, tile = begin / s.tile_cols;
     const kf_i64 tiles = (begin + s.inner - 1) / s.tile_cols - tile + 1;
     double total = 0.0;
     void *const out = kfi_sum_out(s, blockIdx.y);
     if (!out) return;
-    kfi_await_launch_before();
     for (kf_i64 k = threadIdx.x; k < s.parts * tiles; k += KFI_MAP_THREADS) {
         const kf_i64 part = k / tiles, t = tile + k - part * tiles;
         total += (double)kfi_load_sum(kfi_tag<acc>(), s.partial, ((blockIdx.y * s.parts + part) * s.tiles + t) * s.slots + channel - t * s.tile_cols / s.inner);

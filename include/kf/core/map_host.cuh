@@ -226,7 +226,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
     const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, 4 * KFI_SUM_LANES)), (unsigned)m.sums);
-    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream, kfi_overlaps());
+    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
 
 #endif

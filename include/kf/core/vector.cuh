@@ -83,17 +83,12 @@ KFI_DEVICE void kfi_fetch_wait()
 }
 #endif
 
-// A kernel that was launched early (kfi_overlaps) waits here until what was launched before it has finished and is seen.
-KFI_DEVICE void kfi_await_launch_before()
+// The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here until what was launched
+// before it has finished and is seen; the next one may be launched early from here on.
+KFI_DEVICE void kfi_begin()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// Lets the next kernel be launched while this one ends, if it was launched so.
-KFI_DEVICE void kfi_allow_launch_after()
-{
-#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
