@@ -217,9 +217,8 @@ KFI_INLINE float kfi_cpu_exp_scale(float t) {
   return kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(t) << 23) + 0x3f800000u);
 }
 /* w 2^n for -190 <= n <= 63: the product with 2^(n + 64) is exact, so a subnormal result is rounded once. */
-KFI_INLINE float kfi_cpu_exp_scale_down(float w, float t) {
-  return w * kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(t) << 23) + 0x5f800000u) * 0x1p-64f;
-}
+KFI_INLINE float kfi_cpu_exp_scale_up(float w, float t) { return w * kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(t) << 23) + 0x5f800000u); }
+KFI_INLINE float kfi_cpu_exp_scale_down(float w, float t) { return kfi_cpu_exp_scale_up(w, t) * 0x1p-64f; }
 
 /* Any sign of x needs 2^-150 to 2^128: n even, r twice as wide, and two products with 2^(n/2). */
 KFI_INLINE float kfi_cpu_exp_f32(float x) {
@@ -409,18 +408,21 @@ KFI_INLINE float kfi_cpu_mills_lp(float a) {
   return kfi_cpu_poly6_f32(y, y * y, 0x1.82b4a0p-4f, -0x1.5cedf6p-3f, 0x1.fd54b2p-4f, -0x1.26bbfcp-4f, 0x1.fe36c2p-6f,
                            -0x1.fdf1b8p-8f);
 }
-/* w exp(-a^2/2) for 0 <= a <= 14.5. Rounding a^2 alone would cost up to 50 ulp: its lost bits join r. */
-KFI_INLINE float kfi_cpu_gauss_f32(float w, float a) {
+/* 2^64 w exp(-a^2/2) for 0 <= a <= 14.5. Rounding a^2 alone would cost up to 50 ulp: its lost bits join r. The factor is
+ * taken back where the result is added to something: a subnormal product by itself costs some processors 100 cycles. */
+KFI_INLINE float kfi_cpu_gauss_up_f32(float w, float a) {
   const float a2 = a * a, t = kfi_cpu_exp_t(-0.5f * a2, KFI_CPU_ROUND_F32);
   const float r = kfi_cpu_exp_r(-0.5f * a2, t - KFI_CPU_ROUND_F32);
   const float q = kfi_cpu_expm1_poly(kfi_cpu_fma_f32(kfi_cpu_square_rest(a, a2), -0.5f, r));
-  return kfi_cpu_exp_scale_down(kfi_cpu_fma_f32(w, q, w), t);
+  return kfi_cpu_exp_scale_up(kfi_cpu_fma_f32(w, q, w), t);
 }
-KFI_INLINE float kfi_cpu_gauss_lp(float w, float a) {
+KFI_INLINE float kfi_cpu_gauss_f32(float w, float a) { return kfi_cpu_gauss_up_f32(w, a) * 0x1p-64f; }
+KFI_INLINE float kfi_cpu_gauss_up_lp(float w, float a) {
   const float x = -0.5f * a * a, t = kfi_cpu_exp_t(x, KFI_CPU_ROUND_F32);
   const float r = kfi_cpu_exp_r_lp(x, t - KFI_CPU_ROUND_F32);
-  return kfi_cpu_exp_scale_down(kfi_cpu_fma_f32(w, kfi_cpu_expm1_poly_lp(r), w), t);
+  return kfi_cpu_exp_scale_up(kfi_cpu_fma_f32(w, kfi_cpu_expm1_poly_lp(r), w), t);
 }
+KFI_INLINE float kfi_cpu_gauss_lp(float w, float a) { return kfi_cpu_gauss_up_lp(w, a) * 0x1p-64f; }
 #define KFI_CPU_INV_SQRT_2PI 0.398942280401432678
 /* From 14.5 on, both tails are below half of the smallest subnormal. */
 KFI_INLINE float kfi_cpu_abs_cut_f32(float x) { return kfi_cpu_at_most_f32(kfi_cpu_abs_f32(x), 14.5f); }
@@ -445,29 +447,31 @@ KFI_INLINE double kfi_cpu_normcdf_f64(double x) { return 0.5 * erfc(-x * 0.70710
 
 /* x Phi(x) = max(x, 0) - |x| Phi(-|x|). x * 0 for negative x keeps -0 and makes NaN of -inf. */
 KFI_INLINE float kfi_cpu_gelu_f32(float x) {
-  const float a = kfi_cpu_abs_cut_f32(x), tail = kfi_cpu_gauss_f32(a * kfi_cpu_mills_f32(a), a);
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x) - tail;
+  const float a = kfi_cpu_abs_cut_f32(x), tail = kfi_cpu_gauss_up_f32(a * kfi_cpu_mills_f32(a), a);
+  return kfi_cpu_fma_f32(tail, -0x1p-64f, kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x));
 }
 KFI_INLINE float kfi_cpu_gelu_lp(float x) {
-  const float a = kfi_cpu_abs_cut_f32(x), tail = kfi_cpu_gauss_lp(a * kfi_cpu_mills_lp(a), a);
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x) - tail;
+  const float a = kfi_cpu_abs_cut_f32(x), tail = kfi_cpu_gauss_up_lp(a * kfi_cpu_mills_lp(a), a);
+  return kfi_cpu_fma_f32(tail, -0x1p-64f, kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x));
 }
 KFI_INLINE double kfi_cpu_gelu_f64(double x) { return x * kfi_cpu_normcdf_f64(x); }
 
 /* Phi(x) + x phi(x) = T or 1 - T with T = (R(a) - a/sqrt(2 pi)) exp(-a^2/2). x * 0 makes NaN of both infinities, as
  * PyTorch does. The lp form saves only on a^2: R and exp cancel near -0.7518, where the result is zero. */
+KFI_INLINE float kfi_cpu_either_tail(float x, float up) { /* up: 2^64 T */
+  const uint32_t below = kfi_cpu_lt_f32(x, 0.0f);
+  return kfi_cpu_fma_f32(up, kfi_cpu_select_f32(below, 0x1p-64f, -0x1p-64f), kfi_cpu_select_f32(below, 0.0f, 1.0f)) + x * 0.0f;
+}
 KFI_INLINE float kfi_cpu_gelu_bwd_f32(float x) {
   const float a = kfi_cpu_abs_cut_f32(x);
   const float w = kfi_cpu_fma_f32(a, -(float)KFI_CPU_INV_SQRT_2PI, kfi_cpu_mills_f32(a));
-  const float tail = kfi_cpu_gauss_f32(w, a);
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), tail, 1.0f - tail) + x * 0.0f;
+  return kfi_cpu_either_tail(x, kfi_cpu_gauss_up_f32(w, a));
 }
 KFI_INLINE float kfi_cpu_gelu_bwd_lp(float x) {
   const float a = kfi_cpu_abs_cut_f32(x), e = -0.5f * a * a, t = kfi_cpu_exp_t(e, KFI_CPU_ROUND_F32);
   const float w = kfi_cpu_fma_f32(a, -(float)KFI_CPU_INV_SQRT_2PI, kfi_cpu_mills_f32(a));
   const float q = kfi_cpu_expm1_poly(kfi_cpu_exp_r_lp(e, t - KFI_CPU_ROUND_F32));
-  const float tail = kfi_cpu_exp_scale_down(kfi_cpu_fma_f32(w, q, w), t);
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), tail, 1.0f - tail) + x * 0.0f;
+  return kfi_cpu_either_tail(x, kfi_cpu_exp_scale_up(kfi_cpu_fma_f32(w, q, w), t));
 }
 KFI_INLINE double kfi_cpu_gelu_bwd_f64(double x) { return kfi_cpu_normcdf_f64(x) + x * kfi_cpu_normpdf_f64(x); }
 
