@@ -89,11 +89,15 @@ def named_table(rows):
     return table(["function", "shape", "us", "GB/s", "% of copy", *(f"x {PEERS[p]}" for p in peers)], body, left=2)
 
 
-def losses(rows):
+def losses(rows, most):
+    """The cases that are slower than a peer, the worst first; `most` of them."""
     found = [(r, p, s) for r in rows for p, s in r["speedup"].items() if verdict(r, s) == "slower"]
     body = [[f"`{r['function']}`", "x".join(map(str, r["sizes"])), PEERS[p], time_cell(r["times"]["kf"]), time_cell(r["times"][p]), f"{s:.2f}"]
             for r, p, s in sorted(found, key=lambda x: x[2])]
-    return table(["function", "shape", "peer", "kf, us", "peer, us", "ratio"], body, left=3) if body else "None.\n"
+    if not body:
+        return "None.\n"
+    more = f"\n{len(body) - most} more, {body[most][-1]} and better: `bench/report.py --every`.\n" if len(body) > most else ""
+    return table(["function", "shape", "peer", "kf, us", "peer, us", "ratio"], body[:most], left=3) + more
 
 
 def failures(rows):
@@ -123,7 +127,7 @@ def markdown(path, every):
     text.append("Bandwidth of the function's own bytes against a copy of as many, in the same rounds:\n\n" + copy_table(rows))
     if any(r["speedup"] for r in rows):
         text.append("Speed-up over each peer (peer's time / kf's):\n\n" + peer_table(rows))
-        text.append("Slower than a peer:\n\n" + losses(rows))
+        text.append("Slower than a peer:\n\n" + losses(rows, len(rows) * len(PEERS) if every else 40))
     if every:
         text.append("Every case:\n\n" + named_table(rows))
     if failed := failures(rows):
