@@ -29,6 +29,7 @@ LITERAL = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")
 EQUIVALENT = {
     ("mish", "expr", "20"): "from the clamp on, the quotient is 1 to the last bit",
     ("mish", "dexpr", "20"): "from the clamp on, the quotient is 1 and the second term 0, to the last bit",
+    ("softsign", "expr", "1e30"): "from the clamp on, the quotient is 1 to the last bit",
     ("gelu_tanh", "dexpr", "30"): "at the clamp the sigmoid is 0 or 1 to the last bit already",
 }
 
