@@ -47,7 +47,7 @@ struct kfi_grid {
     kf_i64 slots;      // planes: channels that a tile may touch
 };
 
-// The second stage: the sum over the partial rows, in their order within eight groups, then over the groups.
+// The second stage: the sum over the partial rows, in their order within each of KFI_SUM_GROUPS groups, then over the groups.
 struct kfi_sums {
     void *partial; // sum k: `parts` rows of `stride` values at partial + k * parts * stride; NULL: no sums are wanted
     void *out[4];        // NULL is skipped

@@ -137,11 +137,11 @@ KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
     return at;
 }
 
+KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
+KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
 // Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
 // touches. buffer: max(vec, 2) values of shared memory a thread. The order of the additions depends on the shape
 // alone.
-KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
-KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
 template <int vec, int mode>
 KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
 {

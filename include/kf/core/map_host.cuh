@@ -148,7 +148,7 @@ KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, bool plane,
         if (bx > 8) bx = kfi_ceil(bx, 8) * 8; // whole lines of 128 bytes
         const kf_i64 parts = KFI_MAP_SMS / kfi_ceil(vectors > 0 ? vectors : 1, bx > 0 ? bx : 1);
         if (bx > threads) continue;
-        if (best_score >= 0 && bx < (plane ? 16 * size : 16)) break; // narrower tiles: not whole lines; planes: see the workspace
+        if (best_score >= 0 && bx < (plane ? 16 * size : 16)) break; // narrower: not whole lines; planes: too many partial sums
         const kf_i64 lanes = kfi_clamp(threads / (bx > 0 ? bx : 1) * parts, 1, rows > 0 ? rows : 1) * vectors;
         const kf_i64 score = 1000 * lanes / (threads * KFI_MAP_SMS) - 1000 * parts / (rows + 1); // busy threads, partial sums
         if (score <= best_score) continue;
@@ -160,17 +160,20 @@ KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, bool plane,
     return best;
 }
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
+// Partial sums of one part: one per column, to whole vectors; planes: one per tile and channel that it may touch.
+KF_FN kf_i64 kfi_partials(kf_i64 period, kf_i64 inner, bool plane, kf_i64 tile_cols)
+{
+    return plane ? kfi_ceil(period, tile_cols) * kfi_slots(tile_cols, inner) : kfi_ceil(period, 4) * 4;
+}
 KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int threads, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
-    kf_i64 values = kfi_ceil(period, 4) * 4;
-    if (plane) { // enough for the narrow tiles of unaligned tensors
-        const kf_i64 tile = period < KFI_MAP_THREADS ? (period > 0 ? period : 1) : KFI_MAP_THREADS;
-        values = kfi_ceil(period, tile) * kfi_slots(tile, cols) + 2 * period / tile;
-    }
-    return (size_t)(kfi_make_split(rows, period, plane, size, threads).parts * values) * (size_t)(sums * acc_size);
+    const kfi_split split = kfi_make_split(rows, period, plane, size, threads);
+    const kf_i64 aligned = kfi_partials(period, cols, plane, (kf_i64)split.bx * 16 / size); // of a part, for tiles of vectors
+    const kf_i64 single = kfi_partials(period, cols, plane, kfi_clamp(period, 1, KFI_MAP_THREADS)); // and of elements
+    return (size_t)(split.parts * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
 }
 
 // The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
