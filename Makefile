@@ -3,6 +3,7 @@
 #
 #   make install PREFIX=/usr/local   also DESTDIR
 #   make test KF_LEVEL=2             1 (default, CI), 2, 3; TESTS="tests/cpu -k gelu" chooses
+#   make robust LOG=FILE             on a GPU: what kf promises beyond right numbers
 #   make demo NVCC=                  as if there were no nvcc
 #   make ... PYTHON=python3.12       the Python (3.11 or newer) that .venv is made from
 PREFIX ?= /usr/local
@@ -23,7 +24,8 @@ endif
 VENV := .venv
 # kfgen needs jinja2 alone: the virtual environment's if there is one, else a fitting one of the system.
 HAS_JINJA := -c 'import jinja2, sys; v = jinja2.__version__.split("."); sys.exit((int(v[0]), int(v[1])) < (3, 1))' 2>/dev/null
-KFGEN = $$([ -e $(VENV)/demo.stamp ] && echo $(VENV)/bin/python || echo $(PYTHON)) gen/bin/kfgen
+KFPYTHON = $$([ -e $(VENV)/demo.stamp ] && echo $(VENV)/bin/python || echo $(PYTHON))
+KFGEN = $(KFPYTHON) gen/bin/kfgen
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install
 FAIL = { echo "kf: $(1)" >&2; exit 1; }
 # What is compiled here runs here, on all cores where the compiler has OpenMP.
@@ -34,12 +36,20 @@ CPU_FLAGS = -O3 $$(for f in -march=native -fopenmp; do echo 'int main(void) { re
 BENCH_PYTHON ?= $$($(PYTHON) -c 'import sys, importlib.util as u; \
     sys.exit(not all(map(u.find_spec, ("torch", "numpy", "scipy", "jinja2"))))' && echo $(PYTHON) || echo $(VENV)/bin/python)
 
-.PHONY: help demo headers install test bench format clean python cc cxx jinja
+# In a release archive what is installed lies ready, with its list: neither Python nor kfgen is needed.
+INSTALLED := share/kf/installed.txt
+READY := $(wildcard $(INSTALLED))
+TREE = $(DESTDIR)$(PREFIX)
+
+.PHONY: help demo headers install uninstall dist test robust bench format clean python cc cxx jinja
 
 help:
 	@echo 'make demo                 generate kernels, compile and run a few: on the GPU if there is one, else on the CPU'
 	@echo 'make test                 all tests that this machine can run; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make robust LOG=FILE      on a GPU: graphs, streams, repeated runs, 2^31 elements, compute-sanitizer'
 	@echo 'make install PREFIX=DIR   then compile with -I DIR/include and #include <kf/kf.h> or <kf/kf.cuh>'
+	@echo 'make uninstall PREFIX=DIR  removes what it installed'
+	@echo 'make dist                 build/dist: the release archive, and all of kf as single files'
 	@echo 'make headers              the same headers, in build/include (they need include/ too)'
 	@echo 'make bench                benchmarks against a copy of the same bytes and, if installed, PyTorch'
 	@echo 'make format               format and lint'
@@ -60,13 +70,30 @@ demo: headers cc
 headers: jinja
 	@mkdir -p build && $(KFGEN) render --out build/include
 
-install: jinja
-	@mkdir -p "$(DESTDIR)$(PREFIX)/include/kf" && cp -R include/kf/core "$(DESTDIR)$(PREFIX)/include/kf/"
-	@$(KFGEN) render --out "$(DESTDIR)$(PREFIX)/include"
-	@echo "Installed in $(DESTDIR)$(PREFIX)/include/kf. Compile with -I $(PREFIX)/include, -lm for C."
+install: $(if $(READY),,jinja)
+ifeq ($(READY),)
+	@$(KFGEN) install --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
+else
+	@while read -r file; do mkdir -p "$(TREE)/$${file%/*}" && install -m 644 "$$file" "$(TREE)/$$file" || exit 1; done < $(INSTALLED)
+	@# As a system path /usr/include, which compilers search anyhow, would hide C++'s headers from each other.
+	@[ "$(PREFIX)" != /usr ] || sed 's/ -isystem .*//' share/pkgconfig/kf.pc >"$(TREE)/share/pkgconfig/kf.pc"
+endif
+	@echo "Installed in $(TREE)/include/kf. Compile with -I $(PREFIX)/include, -lm for C."
+
+uninstall:
+	@[ -f "$(TREE)/$(INSTALLED)" ] || $(call FAIL,no kf is installed in $(TREE): $(INSTALLED) is not there)
+	@cd "$(TREE)" && list=$$(cat $(INSTALLED)) && echo "$$list" | while read -r file; do rm -f "$$file"; done
+	@cd "$(TREE)" && rmdir include/kf/ops include/kf/core include/kf share/cmake/kf share/kf 2>/dev/null || true
+
+dist: jinja
+	@$(KFPYTHON) gen/dist.py build/dist
 
 test: $(VENV)/test.stamp headers cc cxx
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n 2 $(TESTS)
+
+LOG ?= build/robust.txt
+robust: $(VENV)/test.stamp
+	@PATH="$(if $(NVCC),$(patsubst %/,%,$(dir $(NVCC))):)$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python tests/cuda/robust.py --log "$(LOG)"
 
 bench: $(VENV)/bench.stamp headers cc
 	@$(BENCH_PYTHON) bench/bench.py $(BENCH)

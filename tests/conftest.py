@@ -8,8 +8,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
 import kflib  # noqa: E402
+import promises  # noqa: E402
 
 BUILD = ROOT / "build/tests"
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
+        config.pluginmanager.register(promises.Recorder())
 
 
 @pytest.fixture(scope="session")

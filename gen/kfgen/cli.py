@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: render, list, check, explain, source, docs."""
+"""The command line: render, single, install, package, list, check, explain, source, docs."""
 
 import argparse
 import json
 import os
 import sys
 
-from kfgen import docs, manifest, source
+from kfgen import docs, manifest, package, single, source
 from kfgen import explain as explaining
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
@@ -25,7 +25,20 @@ def build_parser():
     p = add("render", "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones", render)
     p.add_argument("--out", required=True, metavar="DIR", help="the include directory to write into")
     p.add_argument("--depfile", metavar="FILE", help="write a make dependency file")
+    p.add_argument("--one-file", action="store_true",
+                   help="with --spec: DIR/<name>.h and DIR/<name>.cuh instead of a tree, for builds that must know each output")
     choose(p)
+    p = add("single", "write kf_single.h and kf_single.cuh: all of kf in one file each; with --spec, your entries too", write_single)
+    p.add_argument("--out", required=True, metavar="DIR")
+    choose(p)
+    p = add("install", "install headers, pkg-config and CMake files; PREFIX/share/kf/installed.txt lists them", install)
+    p.add_argument("--prefix", required=True, metavar="DIR")
+    p.add_argument("--destdir", default="", metavar="DIR", help="a directory to write below, instead of the root directory")
+    choose(p)
+    p = add("package", "write kf.pc and the CMake package's files", write_package)
+    p.add_argument("--out", required=True, metavar="DIR")
+    for name in ("prefix", "includedir", "datadir"):
+        p.add_argument(f"--{name}", default=package.DEFAULTS[name], metavar="DIR", help="where they will be installed: %(default)s")
     p = add("list", "list every public function", list_functions)
     p.add_argument("--json", action="store_true", help="the whole manifest")
     choose(p)
@@ -48,7 +61,7 @@ def choose(p):
 
 def selected(args):
     selection = Selection(specs.load(args.spec), *(getattr(args, what, None) for what in ("ops", "activations", "dtypes")))
-    found = [f"{name}: made from {first} and from {second}; rename one of them" for name, first, second in manifest.clashes(selection)]
+    found = [f"{name}: made from {first} and from {second}; rename one of them" for name, first, second in manifest.clashes(selection, user_of(args))]
     if found:
         raise ValueError("\n".join(found[:10]))
     return selection
@@ -73,9 +86,32 @@ def render(args):
     selection, user = selected(args), user_of(args)
     renderer = Renderer(selection, user)
     files = renderer.render()
+    if args.one_file:
+        if not user:
+            raise ValueError("--one-file is for spec files of your own: give --spec, or use `kfgen single`")
+        files = single.own(files, user)
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
     functions = sum(not user or not (k.op.builtin and a.act.builtin) for k in selection.all_kernels() for a in k.launchers)
     print(f"kfgen: {len(files)} files, {changed} changed, {functions} functions per backend")
+    return 0
+
+
+def write_single(args):
+    files = single.everything(selected(args), user_of(args))
+    changed = write_all(files, args.out, [])
+    print(f"kfgen: {', '.join(sorted(files))}: {changed} changed")
+    return 0
+
+
+def install(args):
+    if args.spec:
+        raise ValueError("install is for kf's own headers; yours: `kfgen render --spec FILE --out PREFIX/include`")
+    print(f"kfgen: {package.install(selected(args), args.prefix, args.destdir)}")
+    return 0
+
+
+def write_package(args):
+    write_all(package.flat(args.prefix, args.includedir, args.datadir), args.out, [])
     return 0
 
 

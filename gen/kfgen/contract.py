@@ -150,7 +150,7 @@ def lines(kernel):
         found.append(f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}")
     if k.sums:
         found.append(workspace(k))
-    found.append("Tensors: dense, aligned to their elements (fastest: to 16 bytes), apart unless said.")
+    found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.sums else ''}apart unless said.")
     found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)
     found.append(errors(k))
     if k.op.source:

@@ -7,6 +7,9 @@ from kfgen.expr import BOOLEAN, KEEP
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
+# Nodes in which an argument's last bits may show: they jump there, or cancel. A quotient that meets none on its way to a
+# result that is rounded to 2 bytes needs no correction.
+DELICATE = BOOLEAN | {"act", "act_bwd", "max", "min", "add", "sub"}
 ATOM = 9
 
 
@@ -47,6 +50,7 @@ def emit(graph, roots, target, env, fixed=()):
     """
     fixed = dict(fixed)
     order = _needed(graph, roots, fixed)
+    exact = set(graph.reachable([a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]))
     uses = {i: roots.count(i) for i in order}
     for i in order:
         for a in () if i in fixed else graph.nodes[i].args:
@@ -56,7 +60,7 @@ def emit(graph, roots, target, env, fixed=()):
         if i in fixed:
             text[i] = (fixed[i], ATOM)
             continue
-        body, level = _print(graph, i, target, env, text)
+        body, level = _print(graph, i, target, env, text, i in exact)
         if uses[i] > 1 and graph.nodes[i].op not in ("const", "var"):
             name = f"t{len(lines)}"
             lines.append(f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};")
@@ -85,7 +89,7 @@ def _needed(graph, roots, fixed):
     return sorted(seen)
 
 
-def _print(graph, i, target, env, text):
+def _print(graph, i, target, env, text, exact):
     node = graph.nodes[i]
     args = [text[a][0] for a in node.args]
 
@@ -128,6 +132,8 @@ def _print(graph, i, target, env, text):
             return target.act(*args), ATOM
         case "act_bwd":
             return target.act_bwd(*args), ATOM
+        case "div" if "quotient" in target.cheap and not exact:
+            return f"{target.prefix}quotient_lp({', '.join(args)})", ATOM
         case op:
             flavour = "lp" if op in target.cheap else target.flavour
             return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM

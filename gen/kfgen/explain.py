@@ -85,5 +85,6 @@ def explain(selection, name, user=None):
     ext = ".h" if cpu else ".cuh"
     own = f["header"].startswith("kf/user/")
     part("Files", [f["header"] + ext, f"kf/user/{user}/activations{ext}" if own and not act.builtin else f"kf/ops/activations{ext}",
-                   f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them"])
+                   f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them",
+                   *([] if cpu else [f"kf/{f['launchers']}.cu has it with C linkage"])])
     return "\n".join(out).rstrip() + "\n"

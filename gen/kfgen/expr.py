@@ -114,9 +114,18 @@ class Graph:
 def parse(graph, text, env):
     """Adds the expression to the graph and returns its node. env: the names it may read, as nodes."""
     try:
+        return _parse(graph, text, env)
+    except RecursionError:  # Python's parser and what walks its tree
+        raise ExprError("is nested too deeply; name its parts: `t = ...; t + 1`") from None
+
+
+def _parse(graph, text, env):
+    try:
         body = ast.parse(text.strip()).body
     except SyntaxError as e:
         raise ExprError(f"is not an expression: {e.msg} in `{text.strip()}`") from None
+    except (ValueError, MemoryError):  # characters that no source has; a parser's own limits
+        raise ExprError("is not an expression that Python's parser reads") from None
     if not body or not isinstance(body[-1], ast.Expr):
         raise ExprError("must end with the expression that is its value")
     env = dict(env)
@@ -132,6 +141,15 @@ def parse(graph, text, env):
     if graph.is_bool(root):
         raise ExprError("is a condition; use where(condition, a, b)")
     return root
+
+
+MOST = 3.4028234663852886e38  # float32's largest: the same number is written for every dtype
+
+
+def _number(graph, value):
+    if not abs(value) <= MOST:
+        raise ExprError("has a number that float32 does not hold; the largest is 3.4e38")
+    return graph.const(value)
 
 
 def _build(graph, tree, env):
@@ -151,13 +169,13 @@ def _build(graph, tree, env):
         case ast.Constant(value=bool()):
             raise ExprError("has no True or False")
         case ast.Constant(value=int() | float() as value):
-            return graph.const(value)
+            return _number(graph, value)
         case ast.Name(id=name):
             if name not in env:
                 raise ExprError(f"reads `{name}`, which is not one of: {', '.join(sorted(env)) or 'none'}")
             return env[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return graph.const(-value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
+            return _number(graph, -value)
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return graph.add("neg", number(a))
         case ast.UnaryOp(op=ast.Not(), operand=a):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
-from kfgen import names
-from kfgen.model import INT_DTYPES, bwd_reads_x
+from kfgen import abi, names
+from kfgen.model import DTYPE, INT_DTYPES, bwd_reads_x
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
 
@@ -17,7 +17,7 @@ def tensor(k, stream, act):
 
 def function(launcher, user=None):
     k, act = launcher.kernel, launcher.act
-    folder = f"kf/user/{user}" if user and not (k.op.builtin and act.builtin) else "kf/ops"
+    folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
     tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = []
@@ -27,7 +27,7 @@ def function(launcher, user=None):
     defaults = k.op.scalars | act.scalars
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     return {
-        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
+        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family, "activation": act.name,
         "header": f"{folder}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
@@ -36,7 +36,7 @@ def function(launcher, user=None):
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "bytes": sum(s.dtype.size * len(s.parts) for s in moved), "flops": k.flops,
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "source": k.op.source,
-        "since": k.op.since}
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since}
 
 
 def build(selection, user=None):
@@ -46,15 +46,17 @@ def build(selection, user=None):
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]
     ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
-    return {"functions": found, "activations": activations, "ops": ops, "note": BYTES_NOTE}
+    return {"functions": found, "activations": activations, "ops": ops, "abi_version": abi.version(), "note": BYTES_NOTE}
 
 
 # What include/kf/core calls its own.
-CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", "activation_t", "context_t", "tensor_t", "stream_t", "event_t",
-              "get_error_string", "get_last_error_detail")
+CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", "activation_t", "context_t", "tensor_t", "stream_t",
+              "event_t", "get_error_string", "get_last_error_detail", "check_abi",
+              "load", "store", "warp_sum", "warp_max", "warp_min", "block_sum", "block_max", "block_min", "philox", "dropout", "rng_t",
+              "make_rng", "read_rng")
 
 
-def clashes(selection):
+def clashes(selection, user=None):
     """Names that two entries would give to two things of one language: [(name, first, second)]."""
     seen = {(cpu, f"kf_{name}"): "kf's core" for name in CORE_NAMES for cpu in (False, True)}
     found = []
@@ -64,11 +66,18 @@ def clashes(selection):
             found.append((name, seen[cpu, name], what))
         seen[cpu, name] = what
 
+    def take_both(name, what):
+        """C programs may include kf.h beside kf_launchers.h, which declares the names of CUDA's launchers."""
+        take(name, what)
+        take(name, what, cpu=True)
+
+    for dtype in DTYPE:
+        for what in ("abi_version", "error_string", "error_detail"):
+            take_both(f"{names.launchers(user, dtype)}_{what}", "the launchers' own functions")
     for a in selection.activations:
-        for suffix in ("", "_bwd") if a.name != "none" else ():
-            take(f"kf_{a.name}{suffix}", f"activation `{a.name}`")
-            take(f"kf_{a.name}{suffix}", f"activation `{a.name}`", cpu=True)
-            take(f"kf_{a.name}{suffix}_f64", f"activation `{a.name}`", cpu=True)
+        for bwd in (False, True) if a.name != "none" else ():
+            take_both(names.scalar(a.name, bwd), f"activation `{a.name}`")
+            take(names.scalar(a.name, bwd, double=True), f"activation `{a.name}`", cpu=True)
     for op in selection.ops:
         stem = names.stem(op.pattern)
         if stem in ("activations", "ops"):
@@ -78,9 +87,9 @@ def clashes(selection):
         take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
         for launcher in k.launchers:
             what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}"
-            take(launcher.name, what)
+            take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)
         if k.sums:
-            take(k.workspace, f"op `{k.op.pattern}`")
+            take_both(k.workspace, f"op `{k.op.pattern}`")
             take(k.cpu_workspace, f"op `{k.op.pattern}`", cpu=True)
     return found

@@ -135,6 +135,8 @@ class Argument:
 
 
 class Kernel:
+    family = "map"  # the schedule: templates/cuda/map.cuh.j2, templates/cpu/map.h.j2
+
     def __init__(self, op, dtypes, bwd):
         self.op, self.dtypes, self.bwd = op, dtypes, bwd
         self.dtype = DTYPE[dtypes[0]]
@@ -261,7 +263,8 @@ class Kernel:
     def cuda(self):
         """(lines, texts per output part) of the element loop, and of the row values before it."""
         act = f"kfi_tag<act>()"
-        target = Target("kfi_", self.flavour, False, cheap=CHEAP if self.dtype.flavour == "lp" else frozenset(),
+        cheap = CHEAP | (frozenset() if self.sums else {"quotient"}) if self.dtype.flavour == "lp" else frozenset()  # sums cancel
+        target = Target("kfi_", self.flavour, False, cheap=cheap,
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {p: f"{p}_f[e]" for s in self.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
@@ -443,7 +446,7 @@ class Kernel:
         """The statement that loads a row operand's values."""
         size = stream.dtype.size
         if self.sums:
-            return f"if (at.row < at.row_end) kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
+            return f"if (at.rows > 0) kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
         return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
 
     @property
@@ -451,7 +454,7 @@ class Kernel:
         """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
         parts = sum(len(s.parts) for s in self.loads + self.stores)
         small = self.dtype.compute != "f64" and not self.keeps and len(self.row_loads) < 2 and parts < 5
-        return ", unroll == 1 ? 8 : 6" if small else ""
+        return ", unroll == 1 ? KFI_BLOCKS_8 : KFI_BLOCKS_6" if small else ""
 
     @property
     def sum_ring(self):
@@ -467,8 +470,9 @@ class Kernel:
 
     @property
     def sum_threads(self):
-        """Threads of a sum kernel's block, one an SM: as many as leave enough registers for row values and sums."""
-        return 768 if self.sum_ring else 1024
+        """Threads of a sum kernel's block. Two blocks of 512 hide each other's start and end; one of 768 leaves registers for row
+        values and sums; where each element is much work, one of 1,024 starts least often (kfi_make_split)."""
+        return 768 if self.sum_ring else 1024 if self.keeps and self.has_act else 512
 
     @property
     def kernel_parameters(self):
@@ -523,7 +527,7 @@ class Kernel:
         """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
         def kernel(*parameters):
             state = ("from_state",) if self.keeps else ()
-            return f"(const void *)kfk_{self.name}<act, {', '.join(map(str, parameters + state))}>"
+            return f"KFI_ADDRESS(kfk_{self.name}<act, {', '.join(map(str, parameters + state))}>)"
 
         if self.sums:
             modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.has_channel else [])
@@ -539,7 +543,7 @@ class Kernel:
     @property
     def sum_kernels(self):
         codes = f"KF_{self.dtype.acc.word.upper()}, KF_{self.sums[0].dtype.word.upper()}"
-        return f"(const void *)kfk_sum_partials<{codes}>, (const void *)kfk_sum_planes<{codes}>"
+        return ", ".join(f"KFI_ADDRESS(kfk_sum_{what}<{codes}>)" for what in ["partials"] + (["planes"] if self.has_channel else []))
 
     @property
     def tensors(self):

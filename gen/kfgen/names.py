@@ -27,5 +27,20 @@ def workspace(pattern, dtypes, cpu=False):
     return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, "none"), "bwd", dtype_words(dtypes), "workspace_bytes") if w)
 
 
+def scalar(word, bwd=False, double=False):
+    """An activation on one element: no dtype word, which all launchers end with. double: C has no overloads."""
+    return "_".join(w for w in ("kf", word, "bwd" if bwd else "", "double" if double else "") if w)
+
+
+def folder(user=None):
+    """Of the ops' headers."""
+    return f"kf/user/{user}" if user else "kf/ops"
+
+
+def launchers(user=None, dtype=""):
+    """The file of launchers with C linkage, and what its own functions begin with; without a dtype, the header of all."""
+    return "_".join(w for w in ("kf", user or "", "launchers", dtype) if w)
+
+
 def internal(prefix, pattern, dtypes, bwd=False):
     return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)

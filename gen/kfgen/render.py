@@ -9,11 +9,10 @@ import re
 
 import jinja2
 
-from kfgen import model, names
+from kfgen import launchers, model, names
+from kfgen.paths import ROOT, TEMPLATES, version
 from kfgen.spec import DTYPES
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "templates"
 DIGEST = "-digest-here"  # stands in the banner until the text is there
 
 
@@ -34,11 +33,6 @@ def environment():
     return jinja2.Environment(
         loader=RecordingLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
-
-
-def version():
-    text = (ROOT / "include/kf/core/version.h").read_text()
-    return ".".join(re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH"))
 
 
 def write(path, text):
@@ -136,7 +130,7 @@ class Renderer:
     def render(self):
         """{path: text}. A user's files are the user's entries and what they are crossed with; the rest is installed."""
         s, user = self.selection, self.user
-        prefix = f"kf/user/{user}" if user else "kf/ops"
+        prefix = names.folder(user)
         activations = f"{prefix}/activations"
         codes = [model.ActCode(a) for a in s.activations if not (user and a.builtin)]
         for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
@@ -150,13 +144,15 @@ class Renderer:
                 continue
             stem = names.stem(op.pattern)
             stems.append(stem)
-            for ext, template in ((".cuh", "cuda/map.cuh.j2"), (".h", "cpu/map.h.j2")):
-                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends,
-                            activations_header=activations + ext)
+            for ext, backend in ((".cuh", "cuda"), (".h", "cpu")):
+                self.header(f"{prefix}/{stem}{ext}", f"{backend}/{kernels[0].family}{ext}.j2", op=op, kernels=kernels, stem=stem, extends=extends,
+                            activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
+                            launchers_header=f"kf/{names.launchers(user)}.h")
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
             self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],
                         cuda=ext == ".cuh", user=user)
+        launchers.render(self)
         return self.files
 
     def dependencies(self):

@@ -39,8 +39,8 @@ def cut(selection, launcher):
     return found
 
 
-def inline(path, files):
-    """The text of files[path], or of a header of include/, with what it includes of kf in its place.
+def inline(path, files, inlined=lambda header: True):
+    """The text of files[path], or of a header of include/, with what it includes of kf in its place; of that, what is `inlined`.
 
     A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside.
     """
@@ -51,9 +51,9 @@ def inline(path, files):
         guard = re.search(r"^#ifndef (\w+)\n#define \1$", text, re.M)
         stack, lines = list(conditions), []
         for line in text.splitlines():
-            if m := INCLUDE.match(line):
+            if (m := INCLUDE.match(line)) and inlined(m[1]):
                 here = [c for c in stack if c]
-                if not any(here[:len(before)] == before for before in seen.get(m[1], [])):
+                if not any(set(before) <= set(here) for before in seen.get(m[1], [])):
                     seen.setdefault(m[1], []).append(here)
                     lines += expand(m[1], here)
                 continue

@@ -8,8 +8,8 @@ import tomllib
 from dataclasses import dataclass, field
 
 from kfgen.expr import BOOLEAN, PRIMITIVES, ExprError, Graph, gradient, parse, substitute
+from kfgen.paths import SPECS
 
-SPEC_DIR = pathlib.Path(__file__).resolve().parents[1] / "spec"
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
@@ -24,7 +24,7 @@ DERIVED = re.compile(r".*_[vfnsj]\Z|(t|row)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
-    "act", "act_bwd", "ahead", "apart", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g",
+    "act", "act_bwd", "ahead", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g",
     "half_first", "inner", "int32_t", "int64_t", "j", "keep", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
     "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed", "shared",
     "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels", "sum_size", "sums",
@@ -137,13 +137,13 @@ class Spec:
 def user_stem(files):
     """What the headers of the user's own spec files are called after: kf/<stem>.h, kf/user/<stem>/."""
     stem = "_".join(re.sub(r"[^a-z0-9]+", "_", pathlib.Path(f).stem.lower()) for f in files)
-    if not NAME.match(stem) or stem in ("kf", "core", "ops", "user", "runtime"):
+    if not NAME.match(stem) or stem in ("kf", "core", "ops", "user", "runtime") or re.match(r"kf_(\w+_)?launchers\Z", stem):
         raise SpecError(str(files[0]), "file", "name", f"would give the header kf/{stem}.h", "rename the file to a lower-case word of its own")
     return stem
 
 
 def builtin_files():
-    return sorted(SPEC_DIR.glob("*.toml"))
+    return sorted(SPECS.glob("*.toml"))
 
 
 def load(files=(), builtin=True):
@@ -209,7 +209,7 @@ class Fields:
     def oracle(self, name, text):
         try:
             return compile(" ".join(text.split()), name, "eval") and text
-        except (SyntaxError, ValueError) as e:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise self.error(name, f"is not a Python expression: {e}", "write it with np, sp (scipy.special) and expit") from None
 
     def done(self):
@@ -318,6 +318,8 @@ def _load_op(spec, file, pattern, f, builtin):
         since=f.get("since", str, "", what='"the version that brought it"'))
     f.get("family", str, "map", what='"map"')
     f.done()
+    if not all(isinstance(name, str) for name in op.without):
+        raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
     if op.types not in ("one", "pairs"):
         raise f.error("types", f"is {op.types!r}", 'write "one" or "pairs"')
     spec.ops[pattern] = op

@@ -15,7 +15,7 @@ from conftest import BUILD
 ACTIVATIONS = [a for a in checks.spec().activations.values() if a.name != "none"]
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] == "{act}"]
 BUILDS = {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"), "plain": ("-O2", "-ffp-contract=off")}
-TYPES = {"f32": ("float", "", np.float32), "f64": ("double", "_f64", np.float64)}
+TYPES = {"f32": ("float", "", np.float32), "f64": ("double", "_double", np.float64)}
 
 
 def source():

@@ -60,7 +60,7 @@ def mutants_of(act):
                 yield Mutant(act.name, field, m[0], dataclasses.replace(act, **{field: text[:m.start()] + new + text[m.end():]}))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mutants():
     """{name: Mutant}; each has a name and an id of its own, and is an activation like any other."""
     found = {}

@@ -52,4 +52,4 @@ def test_cuda(name, prefix, tmp_path):
 
 def test_examples_are_short():
     for path in [*EXAMPLES.glob("0*"), *EXAMPLES.glob("readme*")]:
-        assert len(path.read_text().splitlines()) < 60, path.name
+        assert len(path.read_text().splitlines()) < 100, path.name

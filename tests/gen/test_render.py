@@ -94,7 +94,7 @@ def test_banner_follows_the_text():
 
 
 def test_every_guard_is_its_files():
-    guards = [re.search(r"^#ifndef (\w+)", text, re.M)[1] for text in FILES.values()]
+    guards = [re.search(r"^#ifndef (\w+)", text, re.M)[1] for path, text in FILES.items() if not path.endswith(".cu")]
     assert len(set(guards)) == len(guards)
     assert all(g == re.sub(r"[^A-Z0-9]", "_", p.upper()) for p, g in zip(FILES, guards))
 

@@ -2,14 +2,12 @@
 """`kfgen explain` and `kfgen source`: one function in words, and one kernel as a text that compiles on its own."""
 
 import ctypes
-import ctypes.util
-import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
+import toolkit
 from kfgen import source, spec
 from kfgen.cli import main
 from kfgen.render import Selection
@@ -86,28 +84,12 @@ def test_nvcc(capsys, tmp_path, name):
     assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in (tmp_path / "one.o").read_bytes()
 
 
-def nvrtc():
-    """NVRTC and CUDA's include directory, or nothing."""
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        return None
-    said_ = subprocess.run([nvcc, "-dryrun", "-x", "cu", "/dev/null", "-c", "-o", "/dev/null"], capture_output=True, text=True).stderr
-    top = pathlib.Path(re.search(r"\bTOP=(.*)", said_)[1]).resolve()
-    found = [*top.glob("lib*/libnvrtc.so*"), *top.glob("targets/*/lib/libnvrtc.so*")]
-    found += [p for d in sys.path for p in pathlib.Path(d).glob("nvidia/*/lib/libnvrtc.so.*")]
-    for library in [ctypes.util.find_library("nvrtc"), *map(str, found)]:
-        if library:
-            return ctypes.CDLL(library), top / "include"
-    return None
-
-
 @pytest.mark.parametrize("name", CUDA)
 def test_nvrtc(capsys, name):
     """The device part alone, with CUDA's include directory alone: the kernels that the text's first lines name are found."""
-    there = nvrtc()
-    if not there:
+    lib, include = toolkit.nvrtc(), toolkit.include()
+    if not lib or not include:
         pytest.skip("no NVRTC")
-    lib, include = there
     text = said(capsys, "source", name)
     asked = re.findall(r"^//     (kfk_.*)$", text, re.M)
     assert asked

@@ -61,6 +61,13 @@ CASES = {
     "condition as value": (act(expr='"x > 0"'), "activation.twice", "expr", "is a condition", "docs/hacking.md"),
     "number as condition": (act(expr='"where(x, 1, 0)"'), "activation.twice", "expr", "uses the number `x` as a condition", "docs/hacking.md"),
     "True": (act(expr='"where(True, 1, x)"'), "activation.twice", "expr", "has no True", "docs/hacking.md"),
+    "minus True": (act(expr='"-True * x"'), "activation.twice", "expr", "has no True", "docs/hacking.md"),
+    "number beyond float32": (act(expr='"1e39 * x"'), "activation.twice", "expr", "float32 does not hold", "docs/hacking.md"),
+    "number beyond float64": (act(expr='"-1e999 * x"'), "activation.twice", "expr", "float32 does not hold", "docs/hacking.md"),
+    "integer beyond float64": (act(expr=f'"{"9" * 400} * x"'), "activation.twice", "expr", "float32 does not hold", "docs/hacking.md"),
+    "deep nesting": (act(expr=f'"{"-" * 3000}x"'), "activation.twice", "expr", "nested too deeply", "docs/hacking.md"),
+    "long sum": (act(expr=f'"x{" + x" * 5000}"'), "activation.twice", "expr", "nested too deeply", "docs/hacking.md"),
+    "deep nesting of a ref": (act(ref=f'"{"-" * 3000}x"'), "activation.twice", "ref", "is not a Python expression", "np"),
     "power": (act(expr='"x ** 2"'), "activation.twice", "expr", "uses `x ** 2`", "docs/hacking.md"),
     "act in an activation": (act(expr='"act(x)"'), "activation.twice", "expr", "no meaning here", "docs/hacking.md"),
     "unread operand": (op(operands='{ a = "elem", b = "elem", c = "row" }'), "op.plus_{act}", "operands", "`c` is not read", "remove it"),
@@ -83,6 +90,7 @@ CASES = {
     "rows and ints": (op(ints="true", operands='{ a = "elem", b = "row" }'), "op.plus_{act}", "ints", "elem operands", "drop ints"),
     "float constant in an activation": (act(ints="true", expr='"0.5 * x"'), "activation.twice", "ints", "constant 0.5", "write integers"),
     "unknown without": (op(without='["nope"]'), "op.plus_{act}", "without", "`nope` is no activation", "relu"),
+    "without of a list": (op(without='[["none"]]'), "op.plus_{act}", "without", "is [['none']]", 'without = ["none"]'),
     "unknown types": (op(types='"three"'), "op.plus_{act}", "types", "'three'", "pairs"),
     "scalar that is no number": (act(scalars='{ knee = "x" }'), "activation.twice", "scalars", "knee is 'x'", "a number"),
     "too many scalars": (act(scalars="{ k1 = 1, k2 = 1, k3 = 1, k4 = 1, k5 = 1 }"), "activation.twice", "scalars", "has 5 entries", "at most 4"),
@@ -98,7 +106,7 @@ CASES = {
     "edge at a word": (act(edges='{ top = 1 }'), "activation.twice", "edges", "top is 1", "such as nan"),
     **{f"operand called {name}": (op(operands=f'{{ a = "elem", {name} = "elem" }}', expr=f'"act(a + {name})"'), "op.plus_{act}", "operands",
                                   f"`{name}` cannot be used", "lower-case word")
-       for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "apart", "stride", "more", "width", "state",
+       for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "stride", "more", "width", "state",
                     "u", "e", "j", "int", "class", "lambda", "exp", "act", "x_v", "x_n", "t0", "row1", "Upper")},
     "scalar called x": (act(scalars="{ x = 1 }"), "activation.twice", "scalars", "`x` cannot be used", "lower-case word"),
 }
@@ -144,6 +152,9 @@ def test_across_files(tmp_path):
     (op("add_relu", expr='"a + b"', ref='"a + b"'), "kf_add_relu_f32", ("`add_{act}` with activation `relu`", "op `add_relu`")),
     (op("add_bwd", expr='"a + b"', ref='"a + b"'), "kf_add_bwd_f32", ("`add_{act}` with activation `none`, backward", "op `add_bwd`")),
     (act("gelu_bwd"), "kf_gelu_bwd", ("activation `gelu`", "activation `gelu_bwd`")),
+    (act("relu_double"), "kf_relu_double", ("activation `relu`", "activation `relu_double`")),
+    (act("add_f64"), "kf_add_f64", ("activation `add_f64`", "op `add_{act}` with activation `none`")),
+    (act("check_abi"), "kf_check_abi", ("kf's core", "activation `check_abi`")),
     (act("f16"), "kf_f16", ("kf's core", "activation `f16`")),
     (op("activations", expr='"a + b"', ref='"a + b"'), "kf/ops/activations", ("kf itself", "op `activations`")),
 ])
@@ -156,7 +167,7 @@ def test_name_clashes(tmp_path, text, name, others, capsys):
         assert f"{name}: made from" in said and all(o in said for o in others) and "rename" in said
 
 
-@pytest.mark.parametrize("stem", ["kf", "core", "ops"])
+@pytest.mark.parametrize("stem", ["kf", "core", "ops", "kf_launchers", "kf_my_launchers"])
 def test_spec_file_that_would_hide_kf_own(tmp_path, stem, capsys):
     path = tmp_path / f"{stem}.toml"
     path.write_text(act())

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the headers cost those who include them, measured in one run: compile time as a ratio to a hand-written kernel's,
-and the kernels in the object. `python tests/headers/budget.py [--runs N]` prints the table.
+and the kernels in the object. `python tests/headers/budget.py [--runs N]` prints the table; `--append` adds a row to
+budget_history.tsv.
 
 Runs are interleaved, so that what else the machine does falls on all of them alike; ratios are of medians.
 """
 
 import argparse
 import pathlib
-import statistics
+import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
@@ -117,14 +118,46 @@ def table(m):
     return "\n".join([*lines, f"{m['launchers']} launchers, {len(m['runs']['floor'])} interleaved runs"])
 
 
+HISTORY = pathlib.Path(__file__).with_name("budget_history.tsv")
+COLUMNS = ("date", "commit", "launchers", "umbrella", "op_header", "runs", "nvcc", "cpu")
+
+
+def history():
+    """The rows of budget_history.tsv, oldest first, as {column: text}."""
+    first, *lines = HISTORY.read_text().splitlines()
+    if tuple(first.split("\t")) != COLUMNS:
+        raise ValueError(f"{HISTORY.name}: the columns are {first!r}")
+    return [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in lines]
+
+
+def append(m):
+    """A row for the commit that is checked out; what is changed beside it is said with a plus."""
+    def said(*command):
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HISTORY.parent).stdout.strip()
+
+    floor = m["seconds"]["floor"]
+    changed = "+" if said("git", "status", "--porcelain", "--", "../../include", "../../templates", "../../gen") else ""
+    cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    row = {"date": said("git", "log", "-1", "--format=%cs"), "commit": said("git", "log", "-1", "--format=%h") + changed,
+           "launchers": m["launchers"], "umbrella": f"{m['seconds']['umbrella'] / floor:.3f}",
+           "op_header": f"{m['seconds']['op header'] / floor:.3f}",
+           "runs": len(m["runs"]["floor"]), "nvcc": re.search(r"V([\d.]+)", said(NVCC, "--version"))[1], "cpu": cpu[1] if cpu else "unknown"}
+    with HISTORY.open("a") as file:
+        file.write("\t".join(str(row[c]) for c in COLUMNS) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--append", action="store_true", help=f"add a row to {HISTORY.name}")
     options = parser.parse_args()
     if not NVCC:
         sys.exit("budget.py: nvcc is missing")
     with tempfile.TemporaryDirectory() as folder:
-        print(table(measure(kflib.render(folder), options.runs)))
+        m = measure(kflib.render(folder), options.runs)
+    print(table(m))
+    if options.append:
+        append(m)
 
 
 if __name__ == "__main__":

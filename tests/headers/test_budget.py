@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import budget  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
+needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
 TOLERANCE = 1.05  # of the timer, on a machine that does other things as well
 
 
@@ -29,6 +29,19 @@ def test_budget_formula():
     assert budget.umbrella_budget(300) == budget.umbrella_budget(2800) == 1.5 and budget.umbrella_budget(4800) == 2.0
 
 
+def test_history():
+    """Every row can be read, and the newest one, which says how far the margins are, holds the budgets."""
+    rows = budget.history()
+    assert rows and [r["date"] for r in rows] == sorted(r["date"] for r in rows)
+    for row in rows:
+        assert int(row["launchers"]) > 0 and int(row["runs"]) >= 5 and row["commit"] and row["nvcc"]
+        assert 1 < float(row["op_header"]) < float(row["umbrella"]) < 10
+    newest = rows[-1]
+    assert float(newest["umbrella"]) <= budget.umbrella_budget(int(newest["launchers"])) * TOLERANCE
+    assert float(newest["op_header"]) <= budget.OP_BUDGET * TOLERANCE
+
+
+@needs_nvcc
 @pytest.mark.parametrize("name", ["umbrella", "op header"])
 def test_compile_time(measured, name):
     ratio = measured["seconds"][name] / measured["seconds"]["floor"]
@@ -36,6 +49,7 @@ def test_compile_time(measured, name):
     assert ratio <= allowed * TOLERANCE, f"{ratio:.2f} times the floor, {allowed:.2f} are allowed\n{budget.table(measured)}"
 
 
+@needs_nvcc
 @pytest.mark.parametrize("name", ["umbrella", "op header"])
 def test_only_what_is_called_is_in_the_object(measured, name):
     kernels = measured["kernels"][name]
@@ -44,6 +58,7 @@ def test_only_what_is_called_is_in_the_object(measured, name):
     assert measured["object"][name] < 3 * measured["object"]["floor"]
 
 
+@needs_nvcc
 def test_nothing_called_nothing_emitted(measured):
     assert measured["kernels"]["umbrella, nothing called"] == []
     assert len(measured["kernels"]["floor"]) == 1  # and the counting does count

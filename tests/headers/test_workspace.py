@@ -20,11 +20,11 @@ static void check(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, in
     const kf_i64 promised = (kf_i64)kfi_map_workspace(rows, channels, cols, is_channel, size, threads, 1, 1);
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
-    const kfi_split split = kfi_make_split(rows, period, plane, size, threads);
+    const kfi_split split = kfi_make_split(rows, period, size, threads);
     for (int vec = 1; vec <= 16 / size; vec *= 16 / size) {
         const kf_i64 bx = vec > 1 ? split.bx : kfi_clamp(period, 1, KFI_MAP_THREADS), tile = bx * vec;
         if (vec > 1 && (period % vec || (plane && cols < vec))) continue;
-        const kf_i64 written = split.parts * (plane ? kfi_ceil(period, tile) * kfi_slots(tile, cols) : kfi_ceil(period, 4) * 4);
+        const kf_i64 written = split.parts * split.slabs * (plane ? kfi_ceil(period, tile) * kfi_slots(tile, cols) : kfi_ceil(period, 4) * 4);
         if ((written > promised || bx > threads) && bad++ < 10)
             printf("%lld x %lld x %lld, %d bytes, vec %d: %lld values written, %lld promised\n", rows, channels, cols, size, vec, written, promised);
     }
@@ -33,7 +33,7 @@ static void check(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, in
 int main()
 {
     const kf_i64 rows[] = {1, 7, 64, 5350};
-    const int threads[] = {768, 1024}, sizes[] = {2, 4, 8};
+    const int threads[] = {512, 768, 1024}, sizes[] = {2, 4, 8};
     for (kf_i64 r : rows)
         for (int t : threads)
             for (int size : sizes) {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one function on one shape and compares it with the float64 oracle, on the CPU or on a GPU.
 
-Every tensor of a call lies in one arena, between guard bytes; inputs and guards must come back unchanged, outputs are
-poisoned before the call.
+Every tensor of a call lies in one arena, between guard words; inputs and guards must come back unchanged, outputs and
+workspace are poisoned before the call.
 """
 
 import ctypes
@@ -141,7 +141,7 @@ def spread(array, sizes, kind):
 
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 6.0, -0.751953125, 20.0, -20.0, -88.0, -91.0, 5e-39, -1e-40,
-                    2.0**-24, 65504.0, -65504.0, 3e38, -3e38, -1.2784645, 0.5, -0.5, 11.0, -13.0])
+                    2.0**-24, 65504.0, -65504.0, 3e38, -3e38, -1.2784645, 0.5, -0.5, 11.0, -13.0, -13.3125, -13.5, 16.0])
 
 
 def draw(rng, shape, dtype, values, positive=False):
@@ -184,79 +184,119 @@ class Failure(AssertionError):
     pass
 
 
-def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
-    """Calls f and checks everything about it.
+def poison(size):
+    """Bytes of guards and workspace: NaN in float, f16 and bf16, huge in double. Different ones in every place, since a NaN that
+    is read behind a tensor would be written behind the other one as it is."""
+    place = np.arange(size // 2, dtype=np.uint64)
+    return (0xFF81 | (place * 2654435761 >> 16) & 0x7F).astype(np.uint16).view(np.uint8)
 
-    shift: elements by which every tensor is moved off its 16-byte alignment; drop: gradients passed as NULL;
-    inplace: (output, input) pairs that share memory.
+
+class Layout:
+    """A call of f: its data drawn, its tensors placed in one arena between guard bytes, outputs poisoned.
+
+    shift: elements by which tensors are moved off their 16-byte alignment, one number or one per tensor; drop: gradients
+    passed as NULL; inplace: (output, input) pairs that share memory.
     """
-    kernel = kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"], files)
-    act = spec(files).activations[f["activation"]]
-    rng = np.random.default_rng([seed, *map(int, sizes), len(f["name"])])
-    tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
-    alias = dict(inplace)
-    data, place, at = {}, {}, GUARD
-    for name, a in tensors.items():
-        shape = shape_of(sizes, a["kind"])
-        if a["role"] == "in":
-            mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in kernel.op.outputs else values
-            data[name] = draw(rng, shape, a["dtype"], mode, a["positive"])
-        else:
-            data[name] = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else \
-                from_float(np.full(shape, np.nan), a["dtype"])
-        if name in alias:
-            continue
-        at = -(-at // 64) * 64 + shift * data[name].itemsize
-        place[name] = at
-        at += data[name].nbytes + GUARD
-    workspace = lib.workspace_bytes(f, list(sizes))
-    at = -(-at // 64) * 64
-    place[":workspace"] = at
-    at += workspace + GUARD
-    for name, source in alias.items():
-        place[name] = place[source]
-    state = -(-at // 64) * 64
-    image = np.full(state + 16 + GUARD, 0xA5, np.uint8)
-    for name, array in data.items():
-        if name not in alias:
-            image[place[name]:place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-    philox_seed, offset = int(rng.integers(2**63)), int(rng.integers(2**40))
-    image[state:state + 16] = np.array([philox_seed, offset], np.uint64).view(np.uint8)
-    assert image.size <= memory.size, "the arena is too small for this shape"
 
-    scalar_type = np.float64 if kernel.dtype.compute == "f64" else np.float32
-    scalars = {k: float(scalar_type(v)) for k, v in f["scalars"].items()}
+    def __init__(self, lib, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
+        self.f, self.sizes, self.drop, self.p, self.files = f, tuple(map(int, sizes)), drop, p, files
+        self.kernel = kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"], files)
+        self.act = spec(files).activations[f["activation"]]
+        self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"
+        rng = np.random.default_rng([seed, *self.sizes, len(f["name"])])
+        self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
+        alias = dict(inplace)
+        self.data, self.place, at = {}, {}, GUARD
+        for k, (name, a) in enumerate(self.tensors.items()):
+            shape = shape_of(sizes, a["kind"])
+            if a["role"] == "in":
+                mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
+                array = draw(rng, shape, a["dtype"], mode, a["positive"])
+            else:
+                array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
+            self.data[name] = array
+            if name in alias:
+                continue
+            own = shift[k % len(shift)] if isinstance(shift, tuple) else shift
+            self.place[name] = -(-at // 64) * 64 + own * array.itemsize
+            at = self.place[name] + array.nbytes + GUARD
+        self.workspace = lib.workspace_bytes(f, list(sizes))
+        self.place[":workspace"] = -(-at // 64) * 64
+        at = self.place[":workspace"] + self.workspace + GUARD
+        for name, source in alias.items():
+            self.place[name] = self.place[source]
+        self.state = -(-at // 64) * 64
+        self.image = poison(self.state + 16 + GUARD)
+        for name, array in self.data.items():
+            if name not in alias:
+                self.image[self.place[name]:self.place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
+        self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
+        self.set_philox(int(rng.integers(2**63)), int(rng.integers(2**40)))
 
-    def call(base):
-        given = dict(zip(f["sizes"], map(int, sizes))) | scalars
-        for name, a in tensors.items():
-            empty = a["unread"] or name in drop
-            given[name] = None if empty else base + place[name]
-        given |= {"workspace": base + place[":workspace"] if workspace else None, "workspace_bytes": workspace, "p": p,
-                  "seed": philox_seed, "offset": offset, "state": base + state}
-        return lib.call(f, given)
+    def set_philox(self, seed, offset):
+        self.philox = seed, offset
+        self.image[self.state:self.state + 16] = np.array(self.philox, np.uint64).view(np.uint8)
 
-    result, back = memory.run(image, call)
-    where = f"{f['name']} sizes={tuple(sizes)} values={values} seed={seed} shift={shift}"
+    def given(self, base):
+        """The arguments of the call, by name, for an arena at `base`."""
+        given = dict(zip(self.f["sizes"], self.sizes)) | self.scalars
+        for name, a in self.tensors.items():
+            given[name] = None if a["unread"] or name in self.drop else base + self.place[name]
+        return given | {"workspace": base + self.place[":workspace"] if self.workspace else None, "workspace_bytes": self.workspace,
+                        "p": self.p, "seed": self.philox[0], "offset": self.philox[1], "state": base + self.state}
+
+    def spans(self):
+        """What the call may read or write, for memories that watch over it."""
+        workspace = self.place[":workspace"]
+        tensors = [(self.span(name).start, self.span(name).stop) for name in self.data]
+        return tensors + [(workspace, workspace + self.workspace), (self.state, self.state + 16)]
+
+    def span(self, name):
+        return slice(self.place[name], self.place[name] + self.data[name].nbytes)
+
+    def outputs(self, back):
+        """{output: array} of an arena's bytes."""
+        return {name: back[self.span(name)].view(STORAGE[a["dtype"]]).reshape(self.data[name].shape)
+                for name, a in self.tensors.items() if a["role"] != "in"}
+
+    def untouched(self, back):
+        """Fails if anything but the outputs that were asked for, and the workspace, has changed."""
+        writable = np.zeros(self.image.size, bool)
+        for name, a in self.tensors.items():
+            if a["role"] != "in" and name not in self.drop:
+                writable[self.span(name)] = True
+        writable[self.place[":workspace"]:self.place[":workspace"] + self.workspace] = True
+        changed = np.flatnonzero((back != self.image) & ~writable)
+        if changed.size:
+            raise Failure(f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
+
+    def check(self, got, weights=None):
+        check(self.f, self.kernel, self.act, self.sizes, self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,
+              self.scalar_type, self.files, weights)
+
+    def put(self, name, array):
+        """Other data for an input."""
+        self.data[name] = np.ascontiguousarray(array)
+        self.image[self.span(name)] = self.data[name].reshape(-1).view(np.uint8)
+
+
+def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
+    """Calls f and checks everything about it. The arguments are those of Layout."""
+    call = Layout(lib, f, sizes, values, seed, shift, drop, inplace, files, p)
+    assert call.image.size <= memory.size, "the arena is too small for this shape"
+    memory.spans = call.spans()
+    result, back = memory.run(call.image, lambda base: lib.call(f, call.given(base)))
     if result != 0:
-        raise Failure(f"{where}: returned {result} ({lib.detail})")
-
-    got, writable = {}, np.zeros(image.size, bool)
-    for name, a in tensors.items():
-        span = slice(place[name], place[name] + data[name].nbytes)
-        if a["role"] != "in":
-            if name not in drop:
-                writable[span] = True
-            got[name] = back[span].view(STORAGE[a["dtype"]]).reshape(data[name].shape)
-    writable[place[":workspace"]:place[":workspace"] + workspace] = True
-    changed = np.flatnonzero((back != image) & ~writable)
-    if changed.size:
-        raise Failure(f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {place}")
-    check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files)
+        raise Failure(f"{call.where}: returned {result} ({lib.detail})")
+    call.untouched(back)
+    got = call.outputs(back)
+    call.check(got)
     return got
 
 
-def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=()):
+def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=(), weights=None):
+    """weights: how often each row (or batch) counts in a sum."""
     dtype = f["dtypes"][0]
     shape = tuple(sizes)
     tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
@@ -308,10 +348,12 @@ def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, whe
             skip = near
             if stream.role == "sum":
                 axis = (0, 2) if stream.kind == "channel" else 0
-                terms = int(np.prod(shape)) // max(1, sizes[1])
+                times = np.ones(shape[0]) if weights is None else weights
+                terms = int(np.prod(shape)) // max(1, sizes[1]) * times.sum() / max(1, shape[0])
+                times = times.reshape(-1, *[1] * (len(shape) - 1))
                 skip = near.any(axis=axis)
                 with np.errstate(all="ignore"):
-                    want, s, slope, top = want.sum(axis=axis), s.sum(axis=axis), slope.sum(axis=axis), top.sum(axis=axis)
+                    want, s, slope, top = ((v * times).sum(axis=axis) for v in (want, s, slope, top))
                 k_sum = k + np.sqrt(terms)  # the accumulation's own rounding, as random signs add up
             compare(to_float(raw, stream.dtype.word), np.where(skip, to_float(raw, stream.dtype.word), want), stream.dtype.word, compute, k_sum, s, slope, top, alone, f"{where}: {stream.name}", loose)
 

@@ -53,7 +53,7 @@ def has_gpu():
 
 def _wrapper(f, backend):
     """A function with C linkage around one launcher. Not of the same name: that would win overload resolution."""
-    cuda = backend == "cuda"
+    cuda = backend != "cpu"
     name = f["name"] if cuda else f["cpu_name"]
     signature = f["signature" if cuda else "cpu_signature"].replace(f"kf_result_t {name}(", f"int kft_{name}(", 1)
     if cuda:
@@ -63,38 +63,45 @@ def _wrapper(f, backend):
 
 
 def _workspace_wrapper(f, backend):
-    name = f["workspace" if backend == "cuda" else "cpu_workspace"]
+    name = f["cpu_workspace" if backend == "cpu" else "workspace"]
     parameters = ", ".join(f"int64_t {s}" for s in f["sizes"])
     return f"size_t kft_{name}({parameters})\n{{\n    return {name}({', '.join(f['sizes'])});\n}}\n"
 
 
 def sources(backend, functions):
-    """{file name: text}, one file per header and dtype so that they compile in parallel."""
+    """{file name: text}, one file per header and dtype so that they compile in parallel. emu: CUDA's headers through g++."""
     groups = {}
     for f in functions:
         groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
-    ext, link, header = ("cu", 'extern "C" ', ".cuh") if backend == "cuda" else ("c", "", ".h")
+    ext, link, header = {"cuda": ("cu", 'extern "C" ', ".cuh"), "emu": ("cpp", 'extern "C" ', ".cuh"), "cpu": ("c", "", ".h")}[backend]
+    first = "#include <cuda_runtime.h>\n" if backend == "emu" else ""
     files = {}
     for (op, dtypes), members in groups.items():
-        text = [f'#include "{op}{header}"\n']
+        text = [f'{first}#include "{op}{header}"\n']
         text += [link + _wrapper(f, backend) for f in members]
         text += [link + w for w in dict.fromkeys(_workspace_wrapper(f, backend) for f in members if f["workspace"])]
         files[f"{pathlib.Path(op).name}_{dtypes}.{ext}"] = "\n".join(text)
-    details = 'extern "C" const char *kft_detail(void);\n' if backend == "cuda" else ""
-    files[f"detail.{ext}"] = (f'#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
+    details = 'extern "C" const char *kft_detail(void);\n' if link else ""
+    files[f"detail.{ext}"] = (f'{first}#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
                               f'{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n')
     return files
 
 
-def build(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None):
+def build(backend, *arguments, **options):
     """Compiles the launchers of `functions` and loads them."""
+    return Lib(backend, library(backend, *arguments, **options))
+
+
+def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects=()):
+    """The path of a shared library of the launchers of `functions`, compiled if it is not there. extra: further files {name:
+    text}; link: further words for the linker; objects: linked to them."""
     build_dir = pathlib.Path(build_dir)
     build_dir.mkdir(parents=True, exist_ok=True)
     include = include or render(build_dir)
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
-    compiler = compiler or ("nvcc" if backend == "cuda" else os.environ.get("CC", "gcc"))
-    files = sources(backend, functions)
-    digest = hashlib.sha256(repr((compiler, flags, sorted(files.items()))).encode())
+    compiler = compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
+    files = sources(backend, functions) | (extra or {})
+    digest = hashlib.sha256(repr((compiler, flags, sorted(files.items()), list(link), [str(o) for o in objects])).encode())
     for directory in include:
         for path in sorted(pathlib.Path(directory).rglob("*.*h")):
             digest.update(path.read_bytes())
@@ -104,7 +111,7 @@ def build(backend, functions, build_dir, flags=None, jobs=None, include=None, co
     if not library.exists():
         work = build_dir / (library.stem + ".work")
         work.mkdir(exist_ok=True)
-        fpic = ["-Xcompiler", "-fPIC"] if backend == "cuda" else ["-fPIC", "-std=c11"]
+        fpic = {"cuda": ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"], "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
         includes = [f"-I{d}" for d in include]
 
         def compile_one(item):
@@ -119,14 +126,14 @@ def build(backend, functions, build_dir, flags=None, jobs=None, include=None, co
         # The longest first, so that no core waits for one file at the end.
         order = sorted(files.items(), key=lambda item: -len(item[1]))
         with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, order))
+            objects = [*pool.map(compile_one, order), *objects]
         openmp = ["-fopenmp"] if "-fopenmp" in flags else []
-        sanitizer = [f for f in flags if f.startswith("-fsanitize")]
-        subprocess.run([compiler, "-shared", *openmp, *sanitizer, *map(str, objects), "-o", str(library) + ".tmp", "-lm"], check=True)
+        sanitizer = [f for f in flags if f.startswith(("-fsanitize", "-Wl,"))]
+        subprocess.run([compiler, "-shared", *openmp, *sanitizer, *link, *map(str, objects), "-o", str(library) + ".tmp", "-lm"], check=True)
         os.replace(str(library) + ".tmp", library)
         shutil.rmtree(work)
     lock.close()
-    return Lib(backend, library)
+    return library
 
 
 class Lib:
@@ -136,11 +143,11 @@ class Lib:
         self.dll.kft_string.restype = ctypes.c_char_p
 
     def _function(self, f):
-        name = f["name" if self.backend == "cuda" else "cpu_name"]
+        name = f["cpu_name" if self.backend == "cpu" else "name"]
         if name not in self._bound:
             fn = getattr(self.dll, f"kft_{name}")
             fn.argtypes = [ctypes.c_void_p if "kind" in a else CTYPES.get(a["ctype"], ctypes.c_void_p) for a in f["arguments"]]
-            if self.backend == "cuda":
+            if self.backend != "cpu":
                 fn.argtypes = [*fn.argtypes, ctypes.c_void_p]
             fn.restype = ctypes.c_int
             self._bound[name] = fn
@@ -150,7 +157,7 @@ class Lib:
         """A call with its arguments converted once, for timing loops."""
         fn = self._function(f)
         arguments = [kind(values[a["name"]]) for kind, a in zip(fn.argtypes, f["arguments"])]
-        if self.backend == "cuda":
+        if self.backend != "cpu":
             arguments.append(ctypes.c_void_p(stream))
         return lambda: fn(*arguments)
 
@@ -158,7 +165,7 @@ class Lib:
         return self.bind(f, values, stream)()
 
     def workspace_bytes(self, f, sizes):
-        name = f["workspace" if self.backend == "cuda" else "cpu_workspace"]
+        name = f["cpu_workspace" if self.backend == "cpu" else "workspace"]
         if not name:
             return 0
         fn = getattr(self.dll, f"kft_{name}")

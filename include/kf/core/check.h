@@ -3,6 +3,8 @@
 #ifndef KF_CORE_CHECK_H
 #define KF_CORE_CHECK_H
 
+#include "kf/core/host.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -53,12 +55,18 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
     return KF_SUCCESS;
 }
 
+/* Whether a tensor and `bytes` bytes at `begin` share one; those of size zero share nothing, wherever they lie. */
+KFI_ONCE int kfi_meets(const kfi_operand *o, const kfi_shape *shape, uintptr_t begin, uintptr_t bytes)
+{
+    const uintptr_t at = (uintptr_t)o->ptr, own = (uintptr_t)(kfi_count(o, shape) * o->size);
+    return own > 0 && bytes > 0 && at < begin + bytes && begin < at + own;
+}
+
 /* Whether output a may not lie where b lies; j: the place of b in the table. */
 KFI_ONCE int kfi_clashes(const kfi_operand *a, const kfi_operand *b, int j, const kfi_shape *shape)
 {
-    const uintptr_t a_begin = (uintptr_t)a->ptr, b_begin = (uintptr_t)b->ptr;
-    if (a_begin + (uintptr_t)(kfi_count(a, shape) * a->size) <= b_begin || b_begin + (uintptr_t)(kfi_count(b, shape) * b->size) <= a_begin) return 0;
-    if (a_begin != b_begin || a->size != b->size || ((a->flags ^ b->flags) & KFI_KIND) != 0) return 1;
+    if (!kfi_meets(a, shape, (uintptr_t)b->ptr, (uintptr_t)(kfi_count(b, shape) * b->size))) return 0;
+    if (a->ptr != b->ptr || a->size != b->size || ((a->flags ^ b->flags) & KFI_KIND) != 0) return 1;
     if (b->flags & KFI_OUT) return a->twin != j + 1 && (!a->twin || a->twin != b->twin);
     return (a->flags & KFI_KIND) == KFI_ROW; /* in place: every element is read before it is written, by the same thread */
 }
@@ -99,11 +107,19 @@ KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
     return kfi_fail(KF_ERROR_INVALID_VALUE, name, "p", "is %g, expected 0 <= p <= 1", p);
 }
 
-KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const void *workspace, size_t got, size_t expected)
+/* The operands are those that kfi_check_operands has accepted. Of a workspace only what is asked for must be apart from them. */
+KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const char *words, const kfi_operand *o, int count, const kfi_shape *shape,
+                                         const void *workspace, size_t got, size_t expected)
 {
-    if (expected == 0 || (workspace && got >= expected && (uintptr_t)workspace % 16 == 0)) return KF_SUCCESS;
-    return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected 16-byte aligned memory of %llu bytes", workspace,
-                    (unsigned long long)got, (unsigned long long)expected);
+    if (expected == 0) return KF_SUCCESS;
+    if (!workspace || got < expected || (uintptr_t)workspace % 16 != 0)
+        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected 16-byte aligned memory of %llu bytes", workspace,
+                        (unsigned long long)got, (unsigned long long)expected);
+    for (int i = 0; i < count; ++i)
+        if (o[i].ptr && !(o[i].flags & KFI_UNREAD) && kfi_meets(&o[i], shape, (uintptr_t)workspace, expected))
+            return kfi_fail(KF_ERROR_OVERLAP, name, "workspace", "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,
+                            (int)strcspn(kfi_word(words, i), " "), kfi_word(words, i), o[i].ptr, (unsigned long long)expected);
+    return KF_SUCCESS;
 }
 
 #endif

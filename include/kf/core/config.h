@@ -3,6 +3,9 @@
 
    KF_OMP_MIN          Affects: C launchers. Elements below which a call stays on the calling thread.
                        Default: 32768. Cost: none.
+   KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers in one pass, for an
+                       emulation that runs them on the CPU: set by that of tests/emu, in its cuda_runtime.h, which comes
+                       before kf's headers. Inline PTX has a twin in C then. Default: off.
    KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any
                        order, on any threads. Default: OpenMP where it is on, a plain loop otherwise. Results do not
                        depend on it.
@@ -20,6 +23,10 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define KFI_DEVICE static __device__ __forceinline__
 #define KFI_BOTH static __host__ __device__ __forceinline__
+#define KFI_PTX 1 /* the device's own instructions can be written */
+#elif defined(KF_EMULATE)
+#define KFI_DEVICE static inline __attribute__((unused))
+#define KFI_BOTH KFI_DEVICE
 #else
 #define KFI_BOTH KFI_INLINE
 #endif
@@ -54,11 +61,20 @@
 #define KF_FN template <int kfi_lazy = 0> static inline
 /* Set where device code is compiled. The host's passes need no kernel's body, the device's no launcher's checks: each is
    hidden from the other, which is a tenth of what the umbrella costs to compile. */
-#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__) || defined(KF_EMULATE)
 #define KFI_DEVICE_PASS 1
 #define KFI_ON_DEVICE(...) (__VA_ARGS__)
 #else
 #define KFI_ON_DEVICE(...) 0 /* the host sees a device function's name alone */
+#endif
+#if !defined(KFI_DEVICE_PASS) || defined(KF_EMULATE)
+#define KFI_HOST_PASS 1
+#endif
+/* What a launch is given for a kernel. */
+#ifdef KF_EMULATE
+#define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)
+#else
+#define KFI_ADDRESS(...) (const void *)__VA_ARGS__
 #endif
 #ifdef __CUDACC_RTC__
 #define KFI_KERNEL __global__ /* NVRTC finds a kernel by name only if it is not static */

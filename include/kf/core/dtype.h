@@ -4,7 +4,7 @@
 #define KF_CORE_DTYPE_H
 
 /* CUDA's own types under nvcc and NVRTC, in both of nvcc's passes, so that host and device agree. */
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(KF_EMULATE)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef __half kf_f16;

@@ -3,6 +3,8 @@
 #ifndef KF_CORE_LAUNCH_CUH
 #define KF_CORE_LAUNCH_CUH
 
+#include "kf/core/host.h"
+
 #include <cuda_runtime.h>
 
 #include "kf/core/result.h"
@@ -22,9 +24,30 @@ KF_FN bool kfi_overlaps()
 #endif
 }
 
+// The current device must be the stream's. CUDA itself launches all the same, and the kernel then reads another device's memory.
+// Where there is one device there is nothing to ask; of a stream that is captured nothing may be asked.
+KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t stream)
+{
+#if CUDART_VERSION >= 12080
+    static int devices = 0; // threads that ask at the same time write the same number
+    if (devices == 0 && cudaGetDeviceCount(&devices) != cudaSuccess) return KF_SUCCESS; // the launch says what is wrong
+    int current = 0, own = 0;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (devices < 2 || cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return KF_SUCCESS;
+    if (cudaGetDevice(&current) == cudaSuccess && cudaStreamGetDevice(stream, &own) == cudaSuccess && current != own)
+        return kfi_fail(KF_ERROR_CUDA, name, "stream", "is of device %d, expected the current one, device %d", own, current);
+#else
+    (void)name;
+    (void)stream;
+#endif
+    return KF_SUCCESS;
+}
+
 // The status is the launch call's own: cudaGetLastError might report somebody else's error.
 KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
 {
+    const kf_result_t device = kfi_check_device(name, stream);
+    if (device != KF_SUCCESS) return device;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

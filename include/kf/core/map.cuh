@@ -11,6 +11,10 @@
 #ifndef KF_CORE_MAP_CUH
 #define KF_CORE_MAP_CUH
 
+#if defined(KFI_DECLARED_KF_LAUNCHERS) && !defined(KFI_LAUNCHERS_SOURCE)
+#error "kf: kf_launchers.h was included before kf.cuh, and its functions would be called instead of kf.cuh's: leave it out, or include it after kf.cuh, where it declares nothing"
+#endif
+
 #include "kf/core/map_args.cuh"
 #include "kf/core/map_device.cuh"
 #include "kf/core/map_host.cuh"
@@ -41,9 +45,9 @@ KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partia
 #pragma unroll
     for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
     __syncthreads();
-    // Now a warp has four columns, one after the other, and a lane one group.
+    // Now a warp has two columns, one after the other, and a lane two groups.
     for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES; c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
-        double sum = buffer[threadIdx.x % 32][c];
+        double sum = buffer[threadIdx.x % 32][c] + buffer[threadIdx.x % 32 + 32][c];
 #pragma unroll
         for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES * 4 + c;

@@ -8,6 +8,8 @@
 #ifndef KF_CORE_MAP_H
 #define KF_CORE_MAP_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/check.h"
 #include "kf/core/math.h"
 #include "kf/core/parallel.h"
@@ -143,15 +145,15 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratc
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
         char *base = (char *)(uintptr_t)m->operands[s->operand].ptr;
-        const int half = (m->operands[s->operand].flags & KFI_KIND) == KFI_HALF;
-        if (!base || count < KFI_TILE || (half && first % m->cols + count > m->cols)) {
+        const int is_half = (m->operands[s->operand].flags & KFI_KIND) == KFI_HALF;
+        if (!base || count < KFI_TILE || (is_half && first % m->cols + count > m->cols)) {
             t->p[k] = scratch[k].bytes;
             if (!base) continue;
             indirect |= 1u << k;
             if (s->kind == KFI_SLOT_STORE) continue;
             if (count < KFI_TILE) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
             kfi_move_elements(m, s, base, (char *)scratch[k].bytes, first, count, 0);
-        } else if (half) {
+        } else if (is_half) {
             t->p[k] = base + (first + (first / m->cols + s->half) * m->cols) * s->size;
         } else {
             t->p[k] = base + first * s->size;
@@ -426,7 +428,8 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = sums[k] != NULL;
-    result = kfi_check_workspace(&m->name, workspace, workspace_bytes, wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0);
+    const size_t needed = wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0;
+    result = kfi_check_workspace(&m->name, m->words, m->operands, m->count, &shape, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     m->partial = wanted ? (char *)workspace : NULL;
     m->plane = is_channel && cols > 1;

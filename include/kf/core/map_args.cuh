@@ -14,6 +14,20 @@
 #define KFI_MAP_THREADS 256
 #endif
 
+// Blocks of 256 threads that an SM is asked to hold, 8 or 6: not more than its threads allow, or ptxas warns of every kernel.
+// Architectures that are not listed have 2,048 threads. Plain numbers: each kernel's declaration is parsed by all of nvcc's passes.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+#define KFI_BLOCKS_8 4
+#define KFI_BLOCKS_6 4
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 880 || __CUDA_ARCH__ == 890 || \
+                                 __CUDA_ARCH__ == 1100 || __CUDA_ARCH__ == 1200 || __CUDA_ARCH__ == 1210)
+#define KFI_BLOCKS_8 6
+#define KFI_BLOCKS_6 6
+#else
+#define KFI_BLOCKS_8 8
+#define KFI_BLOCKS_6 6
+#endif
+
 // How row values are found. KFI_ROWS: rows hold whole vectors. KFI_PLANES: one value per channel and plane; a vector may
 // reach into the next plane. KFI_ODD_ROWS: rows of any length from a vector on.
 #define KFI_ROWS 0
@@ -40,8 +54,9 @@ struct kfi_each {
 
 struct kfi_grid {
     kf_i64 rows, cols; // planes: batches, and channels * inner
+    kf_i64 slab;       // rows of a slab, which blocks that are launched together work on
     unsigned tiles;    // of the columns
-    unsigned parts;    // of the rows
+    unsigned parts;    // of a slab's rows
     int bx, by;        // threads along columns and along rows
     kfi_rows r;
     kf_i64 slots;      // planes: channels that a tile may touch
@@ -55,7 +70,7 @@ struct kfi_sums {
     kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };
 #define KFI_SUM_LANES 8 // vectors of 4 columns in a block
-#define KFI_SUM_GROUPS 32
-#define KFI_SUM_AHEAD 4 // loads of a thread at a time
+#define KFI_SUM_GROUPS 64
+#define KFI_SUM_AHEAD 8 // loads of a thread at a time
 
 #endif

@@ -110,16 +110,22 @@ KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 // every element to save the tenth that is dropped.
 KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
 {
+#ifdef KFI_PTX
     float r;
     asm("{ .reg .pred p; setp.ge.u32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }" : "=f"(r) : "f"(v), "r"(word), "r"(rng.threshold));
     return r;
+#else
+    return word >= rng.threshold ? v : 0.0f;
+#endif
 }
 KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v) { return word >= rng.threshold ? v : 0.0; }
 
-// What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row from `row` on. The blocks
-// march down the tensor together, so that DRAM sees them read one region, not one each.
+// What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row of a slab from `row` on. The
+// blocks of a slab march down it together, so that DRAM sees them read one region, not one each; those of the next slab
+// take their place as they end, so that fast ones do not run far ahead.
 struct kfi_place {
-    kf_i64 row, row_end, col, col_begin;
+    kf_i64 row, col, col_begin;
+    int rows; // of this thread, 0 where it has nothing to do: memory ends long before 2^31 of them
     unsigned tile, part;
 };
 template <int vec>
@@ -129,16 +135,24 @@ KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
     const unsigned ty = threadIdx.x / (unsigned)g.bx;
     at.part = blockIdx.x / g.tiles;
     at.tile = blockIdx.x - at.part * g.tiles;
-    at.row = (kf_i64)at.part * g.by + ty;
-    at.row_end = g.rows;
+    const unsigned slab = at.part / g.parts;
+    at.row = slab * g.slab + (kf_i64)(at.part - slab * g.parts) * g.by + ty;
+    const kf_i64 end = (slab + 1) * g.slab < g.rows ? (slab + 1) * g.slab : g.rows, apart = (kf_i64)g.parts * g.by;
     at.col_begin = (kf_i64)at.tile * g.bx * vec;
     at.col = at.col_begin + (threadIdx.x - ty * (unsigned)g.bx) * vec;
-    if (ty >= (unsigned)g.by || at.col >= g.cols) at.row_end = at.row; // nothing to do
+    at.rows = ty >= (unsigned)g.by || at.col >= g.cols || at.row >= end ? 0 : (int)((end - at.row - 1) / apart) + 1;
     return at;
 }
 
 KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
 KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
+// The second stage reads whole vectors of partial sums: those behind the last column are written too, so that nobody reads
+// memory that nobody wrote. Where this thread writes such a zero; -1: nowhere.
+KFI_DEVICE kf_i64 kfi_padding(const kfi_grid &g, const kfi_place &at)
+{
+    const kf_i64 width = kfi_ceil4(g.cols), col = g.cols + threadIdx.x;
+    return at.tile + 1 == g.tiles && col < width ? at.part * width + col : -1;
+}
 // Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
 // touches. buffer: max(vec, 2) values of shared memory a thread. The order of the additions depends on the shape
 // alone.
@@ -156,6 +170,8 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
             if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
+        const kf_i64 padding = kfi_padding(g, at);
+        if (padding >= 0) partial[padding] = 0;
         return;
     }
     float own[2] = {0, 0}; // of the vector's two channels
@@ -194,6 +210,8 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
             if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
+        const kf_i64 padding = kfi_padding(g, at);
+        if (padding >= 0) partial[padding] = 0;
         return;
     }
     double own[2] = {0, 0}; // of the vector's two channels
@@ -242,7 +260,7 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
 
-#ifndef __CUDACC_RTC__
+#if !defined(__CUDACC_RTC__) && !defined(KFI_HOST_PASS)
 #include "kf/core/result.h"
 // The launchers have only to name their kernels in this pass.
 KF_FN kf_result_t kfi_named(const void *const *, const void *const * = nullptr) { return KF_SUCCESS; }

@@ -5,7 +5,7 @@
 
 #include "kf/core/map_args.cuh"
 
-#ifndef KFI_DEVICE_PASS
+#ifdef KFI_HOST_PASS
 #include "kf/core/check.h"
 #include "kf/core/launch.cuh"
 
@@ -32,7 +32,7 @@ struct kfi_map {
     const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
-    int threads;  // of a sum kernel's block, of which an SM holds one
+    int threads;  // of a sum kernel's block, of which an SM holds 1024 / threads
     int sums;     // outputs reduced to rows or channels
     int acc_size; // bytes of their accumulators
 };
@@ -131,32 +131,42 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
 
 // How the blocks of a sum kernel share out the work: tiles of bx vectors of columns, and by * parts rows at a time. By the
 // shape alone, so that results depend on nothing else and the workspace can be asked for ahead of the call. period: columns
-// of a row, all channels' planes of a batch. One wave of blocks, one an SM, on a GPU of KFI_MAP_SMS.
+// of a row, all channels' planes of a batch. A wave of blocks, 1,024 threads an SM, works on one slab of rows; there are several
+// where that leaves each thread KFI_MAP_STEPS rows. A slab keeps the blocks together, and costs a start and an end of each:
+// four for blocks of 512 threads, of which one works while another one ends; two or one for larger blocks, whose starts cost more.
 struct kfi_split {
-    kf_i64 parts;
+    kf_i64 parts; // of a slab
+    kf_i64 slabs;
     int bx;
 };
+#ifndef KFI_MAP_SMS
 #define KFI_MAP_SMS 132
-KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, bool plane, int size, int threads)
+#endif
+#define KFI_MAP_STEPS 16
+KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, int size, int threads)
 {
-    const short tiles[] = {1, 2, 3, 4, 6, 11, 12, 22, 33, 44, 66, 132}; // what divides 132
-    const kf_i64 vectors = kfi_ceil(period * size, 16);
-    kfi_split best = {1, (int)kfi_clamp(vectors, 1, KFI_MAP_THREADS)};
+    const short shares[] = {1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 33, 44, 66, 88, 132, 264, 528}; // what divides 264, or nearly
+    const kf_i64 vectors = kfi_ceil(period * size, 16), blocks = KFI_MAP_SMS * (1024 / threads);
+    kfi_split best = {1, 1, (int)kfi_clamp(vectors, 1, KFI_MAP_THREADS)};
     kf_i64 best_score = -1;
-    for (int i = 0; i < 12; ++i) {
-        kf_i64 bx = kfi_ceil(vectors, tiles[i]);
-        if (bx > 8) bx = kfi_ceil(bx, 8) * 8; // whole lines of 128 bytes
-        const kf_i64 parts = KFI_MAP_SMS / kfi_ceil(vectors > 0 ? vectors : 1, bx > 0 ? bx : 1);
+    for (int i = 0; i < 18; ++i) {
+        kf_i64 bx = kfi_ceil(vectors, shares[i]);
+        if (bx > 8) bx = bx > 64 ? kfi_ceil(bx, 32) * 32 : kfi_ceil(bx, 8) * 8; // whole lines of 128 bytes; of wide tiles, whole warps
         if (bx > threads) continue;
-        if (best_score >= 0 && bx < (plane ? 16 * size : 16)) break; // narrower: not whole lines; planes: too many partial sums
+        const kf_i64 tiles = kfi_ceil(vectors > 0 ? vectors : 1, bx > 0 ? bx : 1), waves = kfi_ceil(tiles, blocks);
+        const kf_i64 parts = waves > 1 ? 1 : blocks / tiles;
+        if (best_score >= 0 && bx < 64) break; // narrower: short accesses; planes: too many partial sums
         const kf_i64 lanes = kfi_clamp(threads / (bx > 0 ? bx : 1) * parts, 1, rows > 0 ? rows : 1) * vectors;
-        const kf_i64 score = 1000 * lanes / (threads * KFI_MAP_SMS) - 1000 * parts / (rows + 1); // busy threads, partial sums
+        const kf_i64 busy = 1000 * lanes / (threads * blocks * waves);
+        const kf_i64 score = 10 * (busy > 960 ? 960 : busy) - 10000 * parts / (rows + 1); // 128 of 132 SMs are enough; partial sums cost
         if (score <= best_score) continue;
         best_score = score;
         best.bx = bx > 0 ? (int)bx : 1;
         best.parts = parts;
     }
     best.parts = kfi_clamp(best.parts, 1, kfi_ceil(rows, 8));
+    const kf_i64 slabs = threads > 768 ? 1 : threads > 512 ? 2 : 4;
+    best.slabs = kfi_clamp(rows / (best.parts * (threads / best.bx) * KFI_MAP_STEPS), 1, slabs);
     return best;
 }
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
@@ -170,14 +180,14 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
-    const kfi_split split = kfi_make_split(rows, period, plane, size, threads);
+    const kfi_split split = kfi_make_split(rows, period, size, threads);
     const kf_i64 aligned = kfi_partials(period, cols, plane, (kf_i64)split.bx * 16 / size); // of a part, for tiles of vectors
     const kf_i64 single = kfi_partials(period, cols, plane, kfi_clamp(period, 1, KFI_MAP_THREADS)); // and of elements
-    return (size_t)(split.parts * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
+    return (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
 }
 
 // The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
-// what adds up the partial sums, of rows and of planes.
+// what adds up the partial sums, of rows and (channel ops) of planes.
 KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
                               kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
@@ -193,7 +203,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
     const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size) : 0;
-    result = kfi_check_workspace(&m.name, workspace, workspace_bytes, needed);
+    result = kfi_check_workspace(&m.name, m.words, operands, count, &shape, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
     const bool plane = is_channel && cols > 1;
@@ -201,11 +211,12 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (cols == 0) rows = 0;
     const bool vectors = kfi_is_aligned(operands, count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
     const int vec = vectors ? m.vec : 1;
-    const kfi_split split = kfi_make_split(rows, period, plane, m.size, m.threads);
-    const kf_i64 parts = split.parts;
+    const kfi_split split = kfi_make_split(rows, period, m.size, m.threads);
+    const kf_i64 parts = split.parts * split.slabs;
     g->rows = rows;
+    g->slab = kfi_ceil(rows, split.slabs);
     g->cols = period;
-    g->parts = (unsigned)parts;
+    g->parts = (unsigned)split.parts;
     g->bx = vectors ? split.bx : (int)kfi_clamp(period, 1, KFI_MAP_THREADS);
     g->by = m.threads / g->bx;
     const kf_i64 tile_cols = (kf_i64)g->bx * vec, tiles = kfi_ceil(period, tile_cols);

@@ -9,6 +9,7 @@
 
 #ifdef KFI_DEVICE_PASS
 
+#ifdef KFI_PTX
 // One MUFU each, without the range code of the non-ftz forms: callers keep both ends normal.
 KFI_DEVICE float kfi_ex2_ftz(float x) {
   float y;
@@ -20,6 +21,30 @@ KFI_DEVICE float kfi_rcp_ftz(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+KFI_DEVICE float kfi_lg2_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+KFI_DEVICE float kfi_lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+KFI_DEVICE float kfi_sqrt_approx(float x) {
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#else
+// The same in C.
+KFI_DEVICE float kfi_ftz(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+KFI_DEVICE float kfi_ex2_ftz(float x) { return kfi_ftz((float)exp2((double)kfi_ftz(x))); }
+KFI_DEVICE float kfi_rcp_ftz(float x) { return kfi_ftz(1.0f / kfi_ftz(x)); }
+KFI_DEVICE float kfi_lg2_ftz(float x) { return (float)log2((double)kfi_ftz(x)); }
+KFI_DEVICE float kfi_lg2(float x) { return (float)log2((double)x); }
+KFI_DEVICE float kfi_sqrt_approx(float x) { return sqrtf(x); }
+#endif
 
 KFI_DEVICE float kfi_abs_f32(float x) { return fabsf(x); }
 KFI_DEVICE double kfi_abs_f64(double x) { return fabs(x); }
@@ -47,11 +72,7 @@ KFI_DEVICE float kfi_min_lp(float a, float b) { return kfi_min_f32(a, b); }
 
 KFI_DEVICE float kfi_sqrt_f32(float x) { return __fsqrt_rn(x); }
 KFI_DEVICE double kfi_sqrt_f64(double x) { return sqrt(x); }
-KFI_DEVICE float kfi_sqrt_lp(float x) {
-  float y;
-  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+KFI_DEVICE float kfi_sqrt_lp(float x) { return kfi_sqrt_approx(x); }
 KFI_DEVICE float kfi_rsqrt_f32(float x) { return rsqrtf(x); }
 KFI_DEVICE double kfi_rsqrt_f64(double x) { return rsqrt(x); }
 KFI_DEVICE float kfi_rsqrt_lp(float x) { return rsqrtf(x); }
@@ -65,6 +86,11 @@ KFI_DEVICE float kfi_div_lp(float a, float b) {
   const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
   const float n = a * c, d = b * c, r = kfi_rcp_ftz(d), q = n * r, e = __fmaf_rn(__fmaf_rn(-d, q, n), r, q);
   return e == e ? e : q;  // q is infinite, or NaN itself
+}
+// The same without the correction, off by 3 ulp of float32: for quotients that are only rounded to 2 bytes.
+KFI_DEVICE float kfi_quotient_lp(float a, float b) {
+  const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
+  return a * c * kfi_rcp_ftz(b * c);
 }
 KFI_DEVICE float kfi_rcp_f32(float b) { return kfi_rcp_ftz(b); }
 KFI_DEVICE double kfi_rcp_f64(double b) { return 1.0 / b; }
@@ -84,7 +110,7 @@ KFI_DEVICE float kfi_expm1_f32(float x) {
   const float n = m - 12583038.0f;
   const float h = __fmaf_rn(n, -0.693147182f, c);
   const float f = __fmaf_rn(n, 1.90465430e-9f, h);  // ln 2 in two parts
-  const float s = __int_as_float(__float_as_int(m) << 23), g = f * f;
+  const float s = __uint_as_float(__float_as_uint(m) << 23), g = f * f;
   float p = __fmaf_rn(0.00138704397f, f, 0.00836628862f);
   p = __fmaf_rn(p, f, 0.041667439f);
   p = __fmaf_rn(p, f, 0.166665465f);
@@ -101,16 +127,14 @@ KFI_DEVICE float kfi_expm1_lp(float x) {
 KFI_DEVICE float kfi_log_f32(float x) { return logf(x); }
 KFI_DEVICE double kfi_log_f64(double x) { return log(x); }
 KFI_DEVICE float kfi_log_lp(float x) {
-  float l;  // absolute error 2^-22 around 1, hence the series, 7e-6 off at its end
-  asm("lg2.approx.f32 %0, %1;" : "=f"(l) : "f"(x));
+  const float l = kfi_lg2(x);  // absolute error 2^-22 around 1, hence the series, 7e-6 off at its end
   const float f = x - 1.0f, p = f * __fmaf_rn(f, __fmaf_rn(f, 0.333333333f, -0.5f), 1.0f);
   return fabsf(f) > 0.03f ? l * 0.693147182f : p;
 }
 KFI_DEVICE float kfi_log1p_f32(float x) { return log1pf(x); }
 KFI_DEVICE double kfi_log1p_f64(double x) { return log1p(x); }
 KFI_DEVICE float kfi_log1p_lp(float x) {
-  float l;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(x + 1.0f));
+  const float l = kfi_lg2_ftz(x + 1.0f);
   const float p = x * __fmaf_rn(x, __fmaf_rn(x, 0.333333333f, -0.5f), 1.0f);
   return fabsf(x) > 0.03f ? l * 0.693147182f : p;
 }
@@ -153,7 +177,7 @@ KFI_DEVICE float kfi_sigmoid_f32(float x) {
   const float m = __fmaf_rn(j, 252.0f, 12582913.0f);
   const float h = __fmaf_rn(c, -1.44269502f, 12583015.0f - m);  // log2(e) in two parts
   const float f = __fmaf_rn(c, -1.92596299e-8f, h);
-  const float d = __fmaf_rn(kfi_ex2_ftz(f), __int_as_float(__float_as_int(m) << 23), 0x1p-24f);
+  const float d = __fmaf_rn(kfi_ex2_ftz(f), __uint_as_float(__float_as_uint(m) << 23), 0x1p-24f);
   const float r = kfi_rcp_ftz(d);
   return 0x1p-24f * __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
@@ -190,7 +214,7 @@ KFI_DEVICE float kfi_gauss_f32(float x, float a, float *s) {
   float f = __fmaf_rn(h, -0.721347511f, 12583063.0f - m);
   f = __fmaf_rn(h, -9.62981516e-9f, f);  // the rest of log2(e) / 2
   f = __fmaf_rn(l, -0.721347511f, f);
-  *s = __int_as_float(__float_as_int(m) << 23);
+  *s = __uint_as_float(__float_as_uint(m) << 23);
   return kfi_ex2_ftz(f);
 }
 KFI_DEVICE float kfi_mills_f32(float a) {
@@ -237,26 +261,26 @@ KFI_DEVICE double kfi_gelu_f64(double x) { return x * normcdf(x); }
 KFI_DEVICE double kfi_gelu_bwd_f64(double x) { return fma(x, kfi_normpdf_f64(x), normcdf(x)); }
 
 KFI_DEVICE float kfi_gauss_lp(float x) {
-  return kfi_ex2_ftz(__fmaf_rn(x * x, -0.721347520f, 12.0f));
+  return kfi_ex2_ftz(__fmaf_rn(x * x, -0.721347520f, 24.0f));
 }
-KFI_DEVICE float kfi_normpdf_lp(float x) { return kfi_gauss_lp(x) * (0x1p-12f * 0.398942280f); }
+KFI_DEVICE float kfi_normpdf_lp(float x) { return kfi_gauss_lp(x) * (0x1p-24f * 0.398942280f); }
 KFI_DEVICE float kfi_normcdf_lp(float x) {
   const float t = kfi_rcp_ftz(fabsf(x) + 3.6f);
-  float p = __fmaf_rn(0x1p-12f * -245.043091f, t, 0x1p-12f * 260.499664f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -51.4968834f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 15.3526068f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.47372064f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.44509685f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -0.000898588449f);
+  float p = __fmaf_rn(0x1p-24f * -245.043091f, t, 0x1p-24f * 260.499664f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -51.4968834f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 15.3526068f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.47372064f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.44509685f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -0.000898588449f);
   const float q = kfi_gauss_lp(x) * p;
   return x > 0.0f ? 1.0f - q : q;
 }
 KFI_DEVICE float kfi_gelu_lp(float x) {
   const float t = kfi_rcp_ftz(fabsf(x) + 2.15f), e = kfi_gauss_lp(x);
-  float p = __fmaf_rn(0x1p-12f * -2.68968225f, t, 0x1p-12f * 2.98751497f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.608818293f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.417121261f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -0.000479834183f);
+  float p = __fmaf_rn(0x1p-24f * -2.68968225f, t, 0x1p-24f * 2.98751497f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.608818293f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.417121261f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -0.000479834183f);
   // Phi = (x >= 0) - sign(x) e p: right at both zeros, where -0 takes 1 + 1/2.
   const float u = __int_as_float((~__float_as_int(x) & (int)0x80000000) | __float_as_int(e));
   return x * __fmaf_rn(u, p, x >= 0.0f ? 1.0f : 0.0f);
@@ -264,14 +288,14 @@ KFI_DEVICE float kfi_gelu_lp(float x) {
 KFI_DEVICE float kfi_gelu_bwd_lp(float x) {
   // a is |x| sqrt(log2(e) / 2), one product for the square and for a phi(a)
   const float m = x * 0.849321800f, a = fabsf(m), t = kfi_rcp_ftz(a + 2.7f);
-  const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 12.0f));
-  float p = __fmaf_rn(0x1p-12f * -19.2354641f, t, 0x1p-12f * 28.6725121f);
-  p = __fmaf_rn(p, t, 0x1p-12f * -6.51358652f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 2.58391881f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.173615873f);
-  p = __fmaf_rn(p, t, 0x1p-12f * 0.0067066662f);
+  const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 24.0f));
+  float p = __fmaf_rn(0x1p-24f * -19.2354641f, t, 0x1p-24f * 28.6725121f);
+  p = __fmaf_rn(p, t, 0x1p-24f * -6.51358652f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 2.58391881f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.173615873f);
+  p = __fmaf_rn(p, t, 0x1p-24f * 0.0067066662f);
   // 0.4697... = 1 / sqrt(2 pi) / 0.8493...; the rest as in f32
-  const float g = e * __fmaf_rn(a, 0x1p-12f * -0.469718639f, p);
+  const float g = e * __fmaf_rn(a, 0x1p-24f * -0.469718639f, p);
   return x > 0.0f ? 1.0f - g : g;
 }
 

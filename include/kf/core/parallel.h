@@ -3,6 +3,8 @@
 #ifndef KF_CORE_PARALLEL_H
 #define KF_CORE_PARALLEL_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/dtype.h"
 #include "kf/core/result.h"
 

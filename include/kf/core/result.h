@@ -3,6 +3,8 @@
 #ifndef KF_CORE_RESULT_H
 #define KF_CORE_RESULT_H
 
+#include "kf/core/host.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

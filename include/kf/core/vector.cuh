@@ -45,9 +45,13 @@ KFI_DEVICE void kfi_store(void *d, const void *s)
 // c ? a : b with both computed: opaque to the compiler, which would branch where one of them is expensive.
 KFI_DEVICE float kfi_select(bool c, float a, float b)
 {
+#ifdef KFI_PTX
     float r;
     asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }" : "=f"(r) : "f"(a), "f"(b), "r"((unsigned)c));
     return r;
+#else
+    return c ? a : b;
+#endif
 }
 KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
 
@@ -87,7 +91,7 @@ KFI_DEVICE void kfi_fetch_wait()
 // before it has finished and is seen; the next one may be launched early from here on.
 KFI_DEVICE void kfi_begin()
 {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif

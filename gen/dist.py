@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the release: kf-<version>.tar.gz, whose users need neither Python nor a build of kf, and the single files.
+
+The archive is the repository's files, and beside them what is generated: headers in include/, pkg-config and CMake files in
+share/, so that the archive is a prefix; CMakeLists.txt; single/; docs/reference.md. The same commit gives the same bytes.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+sys.dont_write_bytecode = True
+from kfgen import docs, package, paths, single  # noqa: E402
+from kfgen import spec as specs  # noqa: E402
+from kfgen.render import Selection  # noqa: E402
+
+
+def git(*arguments):
+    try:
+        done = subprocess.run(["git", *arguments], cwd=paths.ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit("kf: git is missing: apt install git") from None
+    if done.returncode:
+        raise SystemExit(f"kf: a release is made from a git checkout, and git says: {done.stderr.strip()}")
+    return done.stdout
+
+
+def tracked():
+    """{path: (text, mode)} of the repository's files."""
+    found = {}
+    for line in git("ls-files", "-s", "-z").split("\0"):
+        if line:
+            mode, path = line.split(" ", 1)[0], line.split("\t", 1)[1]
+            found[path] = (paths.ROOT / path).read_bytes(), 0o755 if mode == "100755" else 0o644
+    return found
+
+
+def generated(selection):
+    """{path: text}"""
+    found = package.tree(selection)
+    found |= {f"single/{name}": text for name, text in single.everything(selection).items()}
+    found["CMakeLists.txt"] = package.template("CMakeLists.txt")
+    found["docs/reference.md"] = docs.text(selection)
+    return found
+
+
+def archive(members, top, when):
+    """The bytes of a .tar.gz that depend on nothing but its arguments."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path, (data, mode) in sorted(members.items()):
+            info = tarfile.TarInfo(f"{top}/{path}")
+            info.size, info.mode, info.mtime = len(data), mode, when
+            tar.addfile(info, io.BytesIO(data))
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=9, mtime=when) as file:
+        file.write(plain.getvalue())
+    return packed.getvalue()
+
+
+def main(out):
+    members = tracked()
+    changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
+    if changed:
+        print(f"kf: {len(changed)} files differ from the commit and are archived as they are: {changed[0][3:]}, ...", file=sys.stderr)
+    made = generated(Selection(specs.load()))
+    clash = sorted(path for path in set(members) & set(made) if members[path][0] != made[path].encode())
+    if clash:
+        raise SystemExit(f"kf: generated files are in git: {', '.join(clash)}")
+    members = {path: (text.encode(), 0o644) for path, text in made.items()} | members
+    when = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
+    name = f"kf-{paths.version()}"
+    files = {f"{name}.tar.gz": archive(members, name, when)}
+    files |= {pathlib.PurePath(path).name: text.encode() for path, text in made.items() if path.startswith("single/")}
+    out.mkdir(parents=True, exist_ok=True)
+    for file, data in files.items():
+        (out / file).write_bytes(data)
+        print(f"{hashlib.sha256(data).hexdigest()}  {out / file}")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the generator's inputs are: in the checkout or, installed by pip, in the package itself (setup.py puts them there)."""
+
+import pathlib
+import re
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
+SPECS = ROOT / "gen/spec"
+TEMPLATES = ROOT / "templates"
+INCLUDE = ROOT / "include"
+
+
+def version():
+    text = (INCLUDE / "kf/core/version.h").read_text()
+    return ".".join(re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH"))
+
+
+def core_headers():
+    """The hand-written headers, as they are included: kf/core/..."""
+    return sorted(p.relative_to(INCLUDE).as_posix() for p in (INCLUDE / "kf/core").iterdir() if p.suffix in (".h", ".cuh"))

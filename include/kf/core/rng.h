@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/rng.h: random bits as a kernel's argument, made on the host in C, C++ and CUDA. docs/device.md is the manual. */
+#ifndef KF_CORE_RNG_H
+#define KF_CORE_RNG_H
+
+#include "kf/core/philox.h"
+
+typedef kfi_rng kf_rng_t; /* passed by value; the same layout on both sides */
+
+#ifndef __CUDACC_RTC__
+#include "kf/core/check.h"
+
+/* For dropout with probability p. */
+KFI_HOST kf_result_t kf_make_rng(kf_rng_t *rng, double p, uint64_t seed, uint64_t offset)
+{
+    const kfi_name name = {"kf_make_rng", "none"};
+    if (!rng) return kfi_fail(KF_ERROR_NULL_POINTER, &name, "rng", "is NULL, expected a pointer to a kf_rng_t");
+    const kf_result_t valid = kfi_check_probability(&name, p);
+    if (valid == KF_SUCCESS) *rng = kfi_make_rng(p, seed, offset, NULL);
+    return valid;
+}
+#endif
+
+#endif

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed kf, found by CMake's find_package(kf)."""
+
+import shutil
+
+import pytest
+import ways
+
+pytestmark = ways.needs_cmake
+LANGUAGES = {"C": "program.c", "CXX": "program.cpp", "CUDA": "program.cu"}
+FLAGS = {"C": f"-std=c11 {ways.WARNINGS}", "CXX": f"-std=c++17 {ways.WARNINGS}", "CUDA": f"-std=c++17 {ways.NVCC_WARNINGS}"}
+
+
+def build(project, language, home, before=""):
+    """The page's lines in the project's language. Returns what the program says."""
+    flags = f"-DCMAKE_{language}_FLAGS='{FLAGS[language]}'"
+    if language == "CUDA":
+        flags += f" -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_COMPILER='{ways.NVCC}'"
+    ways.shell(ways.snippet("cmake-run", [("cmake -B build", f"cmake -B build {flags}")]), project, home)
+    return ways.run(project / "build/program")
+
+
+@pytest.mark.parametrize("language", ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)])
+def test_find_package(home, tmp_path, language):
+    changes = [("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{LANGUAGES[language]})")]
+    project = ways.consumer(tmp_path, CMakeLists__txt=ways.snippet("cmake", changes))
+    assert build(project, language, home) == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
+
+
+def test_moved(home, tmp_path):
+    shutil.copytree(home / ".local", tmp_path / "new home/.local")
+    project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
+    ways.shell(ways.snippet("cmake-run", [("=$HOME/.local", '="$HOME/.local"')]), project, tmp_path / "new home")
+    assert ways.run(project / "build/program") == ways.SAID
+    commands = (project / "build/CMakeFiles/program.dir/flags.make").read_text()
+    assert "new\\ home" in commands or '"' in commands
+    assert str(home) not in commands
+
+
+def test_wrong_version(home, tmp_path):
+    project = ways.consumer(tmp_path, CMakeLists__txt=ways.snippet("cmake", [("find_package(kf 0.1 ", "find_package(kf 7.1 ")]))
+    said = ways.run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={home}/.local", cwd=project, fails=True)
+    assert 'compatible with requested version "7.1"' in " ".join(said.split()) and f"version: {ways.VERSION}" in said
+
+
+VERSIONS = """
+function(ask has asked exact)
+  set(PACKAGE_FIND_VERSION ${asked})
+  if(asked MATCHES "^(.*)\\\\.\\\\.\\\\.(<?)(.*)$")
+    set(PACKAGE_FIND_VERSION_RANGE ${asked})
+    set(PACKAGE_FIND_VERSION ${CMAKE_MATCH_1})
+    set(PACKAGE_FIND_VERSION_MIN ${CMAKE_MATCH_1})
+    set(PACKAGE_FIND_VERSION_MAX ${CMAKE_MATCH_3})
+    set(PACKAGE_FIND_VERSION_RANGE_MAX INCLUDE)
+    if(CMAKE_MATCH_2)
+      set(PACKAGE_FIND_VERSION_RANGE_MAX EXCLUDE)
+    endif()
+  endif()
+  string(REPLACE "." ";" parts ${PACKAGE_FIND_VERSION})
+  list(APPEND parts 0 0)
+  list(GET parts 0 PACKAGE_FIND_VERSION_MAJOR)
+  list(GET parts 1 PACKAGE_FIND_VERSION_MINOR)
+  include("${FOLDER}/${has}.cmake")
+  message("${has} ${asked} ${PACKAGE_VERSION_COMPATIBLE} ${PACKAGE_VERSION_EXACT}")
+endfunction()
+"""
+# What is installed, what is asked for, whether it will do, whether it is the same.
+ASKED = [("0.1.0", "0.1", True, True), ("0.1.0", "0.1.0", True, True), ("0.1.3", "0.1.2", True, False), ("0.1.3", "0.1.4", False, False),
+         ("0.2.0", "0.1", False, False), ("0.10.0", "0.1", False, False), ("1.0.0", "0.9", False, False), ("1.4.2", "1.0", True, False),
+         ("1.4.2", "1.5", False, False), ("2.0.0", "1.9", False, False), ("10.0.0", "1.0", False, False), ("12.1.0", "12.0", True, False),
+         ("0.2.0", "0.1...0.3", True, False), ("0.3.0", "0.1...0.3", True, False), ("0.3.0", "0.1...<0.3", False, False),
+         ("0.0.9", "0.1...0.3", False, False)]
+
+
+def test_versions(home, tmp_path):
+    """Which requests are met, by this version's file and by those of versions to come."""
+    text = (home / ".local/share/cmake/kf/kfConfigVersion.cmake").read_text()
+    assert text.count(f'"{ways.VERSION}"') == 1
+    for has, *_ in ASKED:
+        (tmp_path / f"{has}.cmake").write_text(text.replace(f'"{ways.VERSION}"', f'"{has}"'))
+    script = tmp_path / "ask.cmake"
+    script.write_text(f'cmake_minimum_required(VERSION 3.14)\nset(FOLDER "{tmp_path}")' + VERSIONS
+                      + "".join(f'ask({has} "{asked}" "")\n' for has, asked, *_ in ASKED))
+    said = ways.run("cmake", "-P", script).split("\n")
+    assert [line for line in said if line] == [f"{h} {a} {str(c).upper()} {'TRUE' if e else ''}" for h, a, c, e in ASKED]

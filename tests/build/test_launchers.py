@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launchers with C linkage, as their users get them: kf_launchers.h in C11 and C++, kf_launchers_<dtype>.cu compiled once by
+nvcc, linked with gcc, as a shared library behind ctypes and dlopen, of another ABI version, beside kf.h and kf.cuh."""
+
+import concurrent.futures
+import ctypes
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import cases
+import kflib
+import pytest
+import toolkit
+from conftest import ROOT
+from kfgen import abi, launchers, spec
+from kfgen.cli import main
+from kfgen.render import Renderer, Selection
+
+NVCC = toolkit.nvcc()
+needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror")
+DIALECTS = {"c11": ("gcc", "-std=c11", "-x", "c"), "c++17": ("g++", "-std=c++17", "-x", "c++"), "c++20": ("g++", "-std=c++20", "-x", "c++")}
+SUBSET = ("--ops", "add,bias", "--activations", "relu", "--dtypes", "f32,f16")
+VERSION = abi.version()
+OWN = """
+[activation.cubed]
+id = 1024
+brief = "x * x * x"
+expr = "x * x * x"
+ref = "x ** 3"
+edges = { nan = "nan", inf = "inf", "-inf" = "-inf" }
+source = "here"
+[op."shift_{act}"]
+brief = "act(x + shift)"
+operands = { x = "elem", shift = "row" }
+expr = "act(x + shift)"
+ref = "act(x + shift)"
+source = "here"
+"""
+
+
+def execute(command, env=None):
+    command = [str(c) for c in command]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}), " ".join(command)
+
+
+def passes(*command, env=None):
+    done, line = execute(command, env)
+    assert done.returncode == 0, f"{line}: {done.returncode}\n{(done.stderr + done.stdout)[:6000]}"
+    return done.stdout
+
+
+def fails(*command, env=None):
+    done, line = execute(command, env)
+    assert done.returncode != 0, f"should have failed: {line}"
+    return done.stderr + done.stdout
+
+
+# ---- which function is where
+
+def symbols(text):
+    """The functions that a .cu defines."""
+    return re.findall(r"^KFI_EXPORT \w+ (?:char \*)?\*?(kf_\w+)\(", text.replace("const char *", "text "), re.M)
+
+
+def test_each_function_is_in_one_file(manifest):
+    """That of its first dtype; the header declares it with the signature of the manifest."""
+    files = Renderer(Selection(spec.load())).render()
+    declared = " ".join(files["kf/kf_launchers.h"].split())
+    made = {pathlib.Path(p).stem: symbols(t) for p, t in files.items() if p.endswith(".cu")}
+    assert set(made) == {f"kf_launchers_{d}" for d in kflib.SIZE}
+    wanted = {stem: {f"{stem}_{what}" for what in ("abi_version", "error_string", "error_detail")} for stem in made}
+    for f in manifest["functions"]:
+        wanted[f["launchers"]] |= {f["name"]} | ({f["workspace"]} if f["workspace"] else set())
+        assert f["launchers"] == f"kf_launchers_{f['dtypes'][0]}"
+        c = f["signature"].replace("cudaStream_t stream", "struct CUstream_st *stream")
+        assert f"{c} KFI_LINKED({f['name']});" in declared
+    for stem, names in made.items():
+        assert len(names) == len(set(names)) and set(names) == wanted[stem]
+    assert declared.count("KFI_LINKED(") == len(set().union(*wanted.values())) - 3 * len(made)
+
+
+def test_explain_says_where(capsys):
+    assert main(["explain", "kf_bias_relu_bwd_bf16"]) == 0
+    assert "kf/kf_launchers_bf16.cu has it with C linkage" in capsys.readouterr().out
+    assert main(["explain", "kf_cpu_bias_relu_bwd_bf16"]) == 0
+    assert "kf_launchers" not in capsys.readouterr().out
+
+
+def test_a_selection_s_files(tmp_path):
+    assert main(["render", "--out", str(tmp_path), *SUBSET]) == 0
+    assert {p.name for p in (tmp_path / "kf").glob("kf_launchers*")} == {"kf_launchers.h", "kf_launchers_f32.cu", "kf_launchers_f16.cu"}
+    assert "kf_mul" not in (tmp_path / "kf/kf_launchers.h").read_text()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A user's own spec file beside headers as `make install` leaves them: [include directories]."""
+    work = tmp_path_factory.mktemp("own")
+    (work / "my.toml").write_text(OWN)
+    chosen = ["--ops", "add,shift,bias", "--dtypes", "f32"]
+    assert main(["render", "--spec", str(work / "my.toml"), *chosen, "--out", str(work / "include")]) == 0
+    return [ROOT / "include", work / "include"]
+
+
+def test_a_user_s_spec_gets_its_own(own):
+    """Its launchers alone: the built-in ones are the installed files'."""
+    names = symbols((own[1] / "kf/kf_my_launchers_f32.cu").read_text())
+    assert {"kf_shift_f32", "kf_shift_gelu_bwd_f32", "kf_shift_cubed_f32", "kf_add_cubed_f32", "kf_bias_cubed_bwd_f32",
+            "kf_shift_bwd_f32_workspace_bytes", "kf_my_launchers_f32_abi_version"} <= set(names)
+    assert not {"kf_add_relu_f32", "kf_bias_bwd_f32_workspace_bytes", "kf_launchers_f32_abi_version"} & set(names)
+    assert launchers.declared("my") != launchers.declared()
+
+
+# ---- the header
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_header_alone_and_beside_kf_h(dialect, include, tmp_path):
+    """In any order: a C file may use both backends. No name means two things."""
+    compiler, *language = DIALECTS[dialect]
+    text = "\nextern int not_empty;\n"
+    ours, cpu = "#include <kf/kf_launchers.h>\n", "#include <kf/kf.h>\n"
+    orders = [ours + ours, ours + cpu, cpu + ours] if dialect == "c11" else [ours + cpu]
+    for i, first in enumerate(orders):
+        (tmp_path / f"{i}.c").write_text(first + text)
+    sources = [tmp_path / f"{i}.c" for i in range(len(orders))]
+    passes(compiler, *language, *WARNINGS, "-fsyntax-only", *(f"-I{d}" for d in include), *sources)
+
+
+BOTH_BACKENDS = """
+#include <kf/kf.h>
+#include <kf/kf_launchers.h>
+double scalar(double x);
+kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream);
+kf_result_t cpu(const double *x, double *out);
+double scalar(double x) { return kf_gelu_double(x) + kf_gelu_bwd_double(x, 1.0) + (double)kf_gelu((float)x); }
+kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream) { return kf_gelu_f64(x, out, 1, stream); }
+kf_result_t cpu(const double *x, double *out) { return kf_cpu_gelu_f64(x, out, 1); }
+"""
+
+
+@pytest.mark.parametrize("dialect", ["c11", "c++17"])
+def test_one_name_one_thing(dialect, include, tmp_path):
+    """A name that ends with a dtype word is a launcher; an activation on one double ends with `double`."""
+    (tmp_path / "both.c").write_text(BOTH_BACKENDS)
+    compiler, *language = DIALECTS[dialect]
+    passes(compiler, *language, *WARNINGS, *(f"-I{d}" for d in include), "-c", tmp_path / "both.c", "-o", tmp_path / "both.o")
+    undefined = passes("nm", "-u", tmp_path / "both.o")
+    assert re.findall(r"\bkf_\w+", undefined) == [f"kf_gelu_f64_abi{VERSION}"]
+
+
+def test_make_install(tmp_path):
+    """Makes what the pages speak of: the header and the files beside kf.cuh."""
+    passes("make", "-C", ROOT, "install", f"PREFIX={tmp_path}", f"PYTHON={sys.executable}")
+    made = {p.name for p in (tmp_path / "include/kf").glob("kf_launchers*")}
+    assert made == {"kf_launchers.h", *(f"kf_launchers_{d}.cu" for d in kflib.SIZE)}
+
+
+def compile_cuda(include, source, *extra):
+    command = [NVCC, "-arch=sm_90", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", *extra, *(f"-I{d}" for d in include)]
+    return [*command, "-c", source, "-o", source.with_suffix(".o")]
+
+
+AFTER = """
+#include <kf/{first}>
+#include <kf/kf_launchers.h>
+kf_result_t call(const float *a, float *b, cudaStream_t s) {{ return kf_add_relu_f32(a, a, b, 5, s); }}
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("first", ["kf.cuh", "ops/add.cuh"] if cases.LEVEL > 1 else ["kf.cuh"])
+def test_after_kf_cuh_it_declares_nothing(first, include, tmp_path):
+    """The call is the inlined one: no symbol is left to be found."""
+    (tmp_path / "after.cu").write_text(AFTER.format(first=first))
+    passes(*compile_cuda(include, tmp_path / "after.cu"))
+    assert "kf_add_relu_f32" not in passes("nm", "-u", tmp_path / "after.o")
+
+
+@needs_nvcc
+def test_before_kf_cuh_it_is_refused(include, own, tmp_path):
+    for text, header in (("#include <kf/kf_launchers.h>\n#include <kf/ops/add.cuh>\n", "kf_launchers.h"),
+                         ("#include <kf/kf_my_launchers.h>\n#include <kf/user/my/shift.cuh>\n", "kf_my_launchers.h")):
+        (tmp_path / "before.cu").write_text(text)
+        said = fails(*compile_cuda([*include, own[1]], tmp_path / "before.cu", "-E"))
+        assert "#error" in said and header in said and "include it after" in said
+    (tmp_path / "fine.cu").write_text("#include <kf/kf_launchers.h>\n#include <kf/ops/activations.cuh>\n"
+                                      "__global__ void own(float *x) { *x = kf_gelu(*x); }\n"
+                                      "kf_result_t call(const kf_f16 *a, kf_f16 *b, cudaStream_t s) { return kf_relu_f16(a, b, 5, s); }\n")
+    passes(*compile_cuda(include, tmp_path / "fine.cu"))
+    assert f"kf_relu_f16_abi{VERSION}" in passes("nm", "-u", tmp_path / "fine.o")
+
+
+def test_refused_with_nvrtc(include, tmp_path):
+    (tmp_path / "rtc.cpp").write_text("#include <kf/kf_launchers.h>\n")
+    said = fails("g++", "-D__CUDACC_RTC__", "-fsyntax-only", *(f"-I{d}" for d in include), tmp_path / "rtc.cpp")
+    assert "is for the host" in said
+
+
+# ---- compiled once, linked with programs that gcc compiled
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with include/, kf_launchers_f32.o and _f16.o, libkf_launchers.a and .so, of a few functions."""
+    work = tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT / "include/kf/core", work / "include/kf/core")
+    assert main(["render", "--out", str(work / "include"), *SUBSET]) == 0
+    sources = sorted((work / "include/kf").glob("kf_launchers_*.cu"))
+    assert len(sources) == 2
+    objects = [work / f"{s.stem}.o" for s in sources]
+
+    def one(source, target):
+        passes(NVCC, "-O3", "-arch=sm_90", "-Werror", "all-warnings", "-Xcompiler", "-fPIC,-Wall,-Wextra,-Wshadow,-Wconversion,-Werror",
+               f"-I{work / 'include'}", "-c", source, "-o", target)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, sources, objects))
+    passes("ar", "rcs", work / "libkf_launchers.a", *objects)
+    passes(NVCC, "-shared", *objects, "-o", work / "libkf_launchers.so")
+    return work
+
+
+def cuda():
+    """Where the toolkit is. nvcc may be a script that starts another one: it says itself."""
+    said = execute([NVCC, "-dryrun", "-x", "cu", "/dev/null", "-c", "-o", "/dev/null"])[0].stderr
+    return pathlib.Path(re.search(r"\bTOP=(.*)", said)[1]).resolve()
+
+
+def static(built, program, *extra):
+    """gcc's link line with the archive, as a program without nvcc has it."""
+    return ["gcc", "-std=c11", "-O2", *WARNINGS, f"-I{built / 'include'}", program, *extra, built / "libkf_launchers.a",
+            f"-L{cuda() / 'lib64'}", "-lcudart_static", "-lstdc++", "-lpthread", "-ldl", "-lrt", "-lm", "-o", program.with_suffix("")]
+
+
+PROGRAM = """
+#include <kf/kf_launchers.h>
+#include <kf/kf.h>
+#include <stdio.h>
+#include <string.h>
+#define EXPECT(call, code, words) \\
+    if ((call) != (code) || !strstr(kf_get_last_error_detail(), words)) return printf("%s: %s\\n", #call, kf_get_last_error_detail()), 1
+
+int main(int count, char **words)
+{
+    float f[8] = {0}, g[8] = {0};
+    kf_f16 h[8], k[8];
+    memset(h, 0, sizeof h);
+    memset(k, 0x55, sizeof k);
+    EXPECT(kf_add_relu_f32(f, f, g, -3, NULL), KF_ERROR_INVALID_SIZE, "kf_add_relu_f32: n is -3");
+    EXPECT(kf_add_relu_f16(h, NULL, k, 8, NULL), KF_ERROR_NULL_POINTER, "kf_add_relu_f16: b is NULL");
+    EXPECT(kf_add_relu_bwd_f32(f, f, f, g, g + 1, 4, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
+    EXPECT(kf_bias_relu_bwd_f16(h, h, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE, "kf_bias_relu_bwd_f16: workspace");
+    if (kf_bias_bwd_f16_workspace_bytes(2, 4) == 0) return 2;
+    if (kf_add_relu_f32(NULL, NULL, NULL, 0, NULL) != KF_SUCCESS || kf_cpu_add_relu_f32(f, f, g, 8) != KF_SUCCESS) return 3;
+    if (kf_cpu_add_relu_f32(f, f, g, -9) != KF_ERROR_INVALID_SIZE) return 4;
+    if (strcmp(kf_launchers_f32_error_detail(), kf_get_last_error_detail())) return 4;
+    if (kf_check_abi("kf_launchers_f16", kf_launchers_f16_abi_version()) != KF_SUCCESS) return 5;
+    if (strcmp(kf_launchers_f16_error_string(KF_ERROR_OVERLAP), kf_get_error_string(KF_ERROR_OVERLAP))) return 6;
+    for (int i = 0; i < 8; ++i)
+        if (k[i].bits != 0x5555) return 7; /* nothing is written by a call that is refused */
+    if (count > 1) return puts(words[1]) < 0; /* a GPU would read this host's memory */
+    const kf_result_t launched = kf_add_relu_f32(f, f, g, 8, NULL);
+    return printf("%d %s\\n", (int)launched, kf_get_last_error_detail()) < 0;
+}
+"""
+
+
+def check_program(path, env=None):
+    """Refused arguments need no GPU; the launch says what CUDA answers where there is none."""
+    if kflib.has_gpu():
+        assert passes(path, "checked", env=env) == "checked\n"
+    else:
+        assert re.match(r"8 kf_add_relu_f32: launch of .*: CUDA error \d+ \(", passes(path, env=env))
+
+
+@needs_nvcc
+def test_linked_with_gcc(built, tmp_path):
+    (tmp_path / "program.c").write_text(PROGRAM)
+    passes(*static(built, tmp_path / "program.c"))
+    check_program(tmp_path / "program")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dialect", ["c11", "c++17"])
+def test_linked_with_a_shared_library(built, dialect, tmp_path):
+    """The error's detail is one: the library writes it, the program's own inlined function reads it."""
+    (tmp_path / "program.c").write_text(PROGRAM)
+    compiler, *language = DIALECTS[dialect]
+    passes(compiler, *language, "-O2", *WARNINGS, f"-I{built / 'include'}", tmp_path / "program.c", "-x", "none", f"-L{built}",
+           "-lkf_launchers", "-lm", "-o", tmp_path / "program")
+    check_program(tmp_path / "program", env={"LD_LIBRARY_PATH": str(built)})
+
+
+@needs_nvcc
+def test_ctypes(built):
+    """In a process of its own: a foreign-function interface has no header, only names."""
+    text = f"""
+import ctypes
+kf = ctypes.CDLL({str(built / "libkf_launchers.so")!r})
+assert kf.kf_launchers_f32_abi_version() == {VERSION}
+kf.kf_launchers_f32_error_detail.restype = kf.kf_launchers_f32_error_string.restype = ctypes.c_char_p
+call = kf.kf_add_relu_f32
+call.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+code = call(None, None, None, 7, None)
+print(code, kf.kf_launchers_f32_error_string(code).decode(), "|", kf.kf_launchers_f32_error_detail().decode())
+"""
+    said = passes(sys.executable, "-c", text)
+    assert said == "1 a required pointer is NULL | kf_add_relu_f32: a is NULL, expected a pointer to 7 elements\n"
+
+
+STEP = re.compile(r"<!-- (file: (?P<file>\S+)|run|output) -->\n```\w*\n(?P<text>.*?)```\n", re.S)
+
+
+@needs_nvcc
+def test_the_page_works(tmp_path):
+    """docs/launchers.md, done as it says, with an installed kf of few functions."""
+    shutil.copytree(ROOT / "include/kf/core", tmp_path / "prefix/include/kf/core")
+    assert main(["render", "--out", str(tmp_path / "prefix/include"), "--ops", "bias", "--activations", "relu", "--dtypes", "f32"]) == 0
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"], str(pathlib.Path(NVCC).parent)])
+    said, done = "", []
+    for step in STEP.finditer((ROOT / "docs/launchers.md").read_text()):
+        done.append(step[1].split(":")[0])
+        if step["file"]:
+            (tmp_path / step["file"]).write_text(step["text"])
+        elif step[1] == "run":
+            said = passes("bash", "-ec", f"cd {tmp_path}\n{step['text']}", env={"PATH": path, "CUDA": str(cuda())})
+        else:
+            assert said == step["text"]
+    assert [done.count(what) for what in ("file", "run", "output")] == [2, 4, 2], "the page has lost its marks"
+
+
+# ---- launchers of another ABI version
+
+@pytest.fixture
+def newer(built, tmp_path):
+    """The same headers, one ABI version later."""
+    shutil.copytree(built / "include", tmp_path / "include")
+    path = tmp_path / "include/kf/core/version.h"
+    text = path.read_text()
+    assert f"KF_ABI_VERSION {VERSION}\n" in text
+    path.write_text(text.replace(f"KF_ABI_VERSION {VERSION}\n", f"KF_ABI_VERSION {VERSION + 1}\n"))
+    return tmp_path
+
+
+@needs_nvcc
+def test_another_abi_does_not_link(built, newer):
+    (newer / "program.c").write_text(PROGRAM)
+    command = [f"-I{newer / 'include'}" if str(c) == f"-I{built / 'include'}" else c for c in static(built, newer / "program.c")]
+    assert f"undefined reference to `kf_add_relu_f32_abi{VERSION + 1}'" in fails(*command)
+
+
+@needs_nvcc
+def test_another_abi_does_not_load(built, newer, tmp_path):
+    """A program that was linked with one version of the library, started with another: the loader names what is missing."""
+    (newer / "library.c").write_text(f"int kf_add_relu_f32_abi{VERSION + 1}(void) {{ return 0; }}\n")
+    (newer / "program.c").write_text("#include <kf/kf_launchers.h>\nint main(void)\n{\n"
+                                     "    return (int)kf_add_relu_f32(NULL, NULL, NULL, 0, NULL);\n}\n")
+    passes("gcc", "-shared", "-fPIC", newer / "library.c", "-o", newer / "libkf_launchers.so")
+    passes("gcc", f"-I{newer / 'include'}", newer / "program.c", f"-L{newer}", "-lkf_launchers", "-Wl,-z,now", "-o", tmp_path / "program")
+    passes(tmp_path / "program", env={"LD_LIBRARY_PATH": str(newer)})
+    said = fails(tmp_path / "program", env={"LD_LIBRARY_PATH": str(built)})
+    assert f"undefined symbol: kf_add_relu_f32_abi{VERSION + 1}" in said and said.count("\n") == 1
+
+
+def test_check_abi(include, tmp_path):
+    """What callers of dlopen compare: one line that says what to do."""
+    (tmp_path / "check.c").write_text("""
+#include <kf/kf_launchers.h>
+#include <stdio.h>
+int main(void)
+{
+    if (kf_check_abi("kf_launchers_f32", KF_ABI_VERSION) != KF_SUCCESS || kf_get_last_error_detail()[0]) return 1;
+    if (kf_check_abi("kf_launchers_f32", KF_ABI_VERSION + 1) != KF_ERROR_UNSUPPORTED) return 2;
+    return puts(kf_get_last_error_detail()) < 0;
+}
+""")
+    passes("gcc", "-std=c11", *WARNINGS, *(f"-I{d}" for d in include), tmp_path / "check.c", "-o", tmp_path / "check")
+    assert passes(tmp_path / "check") == (f"kf: kf_launchers_f32 was built with ABI {VERSION + 1}, this header is ABI {VERSION}: "
+                                          "rebuild kf_launchers_f32.cu\n")
+
+
+# ---- a user's own
+
+OWN_PROGRAM = """
+#include <kf/kf_my_launchers.h>
+#include <stdio.h>
+int main(void)
+{
+    if (kf_shift_cubed_f32(NULL, NULL, NULL, 2, 3, NULL) != KF_ERROR_NULL_POINTER) return 1;
+    puts(kf_get_last_error_detail());
+    return kf_check_abi("kf_my_launchers_f32", kf_my_launchers_f32_abi_version()) != KF_SUCCESS;
+}
+"""
+
+
+@needs_nvcc
+def test_a_user_s_own_launchers(tmp_path):
+    """And an object of an older spec file does not link: no version of kf's follows a user's signatures, their hash does."""
+    shutil.copytree(ROOT / "include/kf/core", tmp_path / "include/kf/core")
+    assert main(["render", "--ops", "add", "--dtypes", "f32", "--out", str(tmp_path / "include")]) == 0
+    (tmp_path / "program.c").write_text(OWN_PROGRAM)
+
+    def render_and_compile(text):
+        (tmp_path / "my.toml").write_text(text)
+        assert main(["render", "--spec", str(tmp_path / "my.toml"), "--ops", "shift", "--activations", "cubed", "--dtypes", "f32", "--out",
+                     str(tmp_path / "include")]) == 0
+        passes("gcc", "-std=c11", *WARNINGS, f"-I{tmp_path / 'include'}", "-c", tmp_path / "program.c", "-o", tmp_path / "program.o")
+
+    link = [NVCC, tmp_path / "program.o", tmp_path / "my.o", "-o", tmp_path / "program"]
+    render_and_compile(OWN)
+    passes(NVCC, "-O3", "-arch=sm_90", "-Werror", "all-warnings", f"-I{tmp_path / 'include'}", "-c",
+           tmp_path / "include/kf/kf_my_launchers_f32.cu", "-o", tmp_path / "my.o")
+    passes(*link)
+    assert passes(tmp_path / "program") == "kf_shift_cubed_f32: x is NULL, expected a pointer to 6 elements\n"
+    swapped = OWN.replace('operands = { x = "elem", shift = "row" }', 'operands = { shift = "row", x = "elem" }')
+    assert swapped != OWN
+    render_and_compile(swapped)
+    assert f"undefined reference to `kf_shift_cubed_f32_abi{VERSION}_" in fails(*link)
+
+
+# ---- all of them
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", kflib.SIZE if cases.LEVEL > 2 else ["i32"])
+def test_every_launcher_compiles(dtype, include, manifest, tmp_path):
+    """Of all dtypes at level 3: seven minutes."""
+    source = include[1] / f"kf/kf_launchers_{dtype}.cu"
+    passes(NVCC, "-O3", "-arch=sm_90", "-Werror", "all-warnings", *(f"-I{d}" for d in include), "-c", source, "-o", tmp_path / "all.o")
+    defined = set(re.findall(r" T (kf_\w+)", passes("nm", tmp_path / "all.o")))
+    for f in manifest["functions"]:
+        if f["dtypes"][0] == dtype:
+            assert {f["name"], f"{f['name']}_abi{VERSION}"} <= defined
+
+
+def test_ctypes_types_are_those_of_the_manifest(manifest):
+    """Every argument's C type is one that tests/support/kflib.py, or a user, can hand over by value."""
+    assert {a["ctype"] for f in manifest["functions"] for a in f["arguments"] if "ctype" in a} <= {
+        *kflib.CTYPES, "void *", "const uint64_t *"} and ctypes.sizeof(ctypes.c_int64) == 8
+
+
+# ---- Meson
+
+MESON = shutil.which("meson", path=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]))
+MESON_FILE = """
+project('consumer', 'c', default_options: ['warning_level=3', 'werror=true'])
+executable('program', 'program.c', dependencies: dependency('kf_launchers'))
+"""
+
+
+@needs_nvcc
+@pytest.mark.skipif(not MESON, reason="no meson")
+def test_meson_static_library(tmp_path):
+    """A parent project in C gets the CUDA launchers from kf as a subproject; an edit of a header compiles them again."""
+    kf = tmp_path / "subprojects/kf"
+    for part in ("gen", "include", "templates"):
+        shutil.copytree(ROOT / part, kf / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("meson.build", "meson_options.txt"):
+        shutil.copy(ROOT / part, kf / part)
+    (tmp_path / "subprojects/kf.wrap").write_text("[wrap-file]\ndirectory = kf\n[provide]\nkf = kf_dep\nkf_launchers = kf_launchers_dep\n")
+    (tmp_path / "meson.build").write_text(MESON_FILE)
+    (tmp_path / "program.c").write_text("#include <kf/kf_launchers.h>\n#include <stdio.h>\nint main(void)\n{\n"
+                                        "    if (kf_add_relu_f32(NULL, NULL, NULL, 4, NULL) != KF_ERROR_NULL_POINTER) return 1;\n"
+                                        "    return puts(kf_get_last_error_detail()) < 0;\n}\n")
+    env = {"PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"], str(pathlib.Path(NVCC).parent)])}
+    passes(MESON, "setup", tmp_path / "build", tmp_path, "-Dkf:ops=add", "-Dkf:activations=relu", "-Dkf:dtypes=f32",
+           "-Dkf:launchers=enabled", "-Dkf:nvcc_flags=-O3,-arch=sm_90", env=env)
+    passes("ninja", "-C", tmp_path / "build", env=env)
+    assert passes(tmp_path / "build/program") == "kf_add_relu_f32: a is NULL, expected a pointer to 4 elements\n"
+    assert "no work to do" in passes("ninja", "-C", tmp_path / "build", env=env)
+    (kf / "include/kf/core/launch.cuh").touch()
+    assert "kf_launchers_f32.o" in passes("ninja", "-n", "-v", "-C", tmp_path / "build", env=env)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meson: kf's own build, kf as a subproject of a C project and of a CUDA one, with kernels of the parent's own."""
+
+import hashlib
+import json
+
+import pytest
+import ways
+from ways import MESON, edit, run
+
+pytestmark = ways.needs_meson
+
+STRICT = ("-Dwarning_level=3", "-Dwerror=true", "-Dc_std=c11")
+OTHER = """
+#include <kf/ops/bias.h>
+int main(void) { return kf_cpu_bias_f32(NULL, NULL, NULL, 0, 0); }
+"""
+SPEC = """
+[op."{act}_layer_scale"]
+brief = "residual + gamma * act(x)"
+operands = { x = "elem", gamma = "row", residual = "elem" }
+expr = "residual + gamma * act(x)"
+ref = "residual + gamma * act(x)"
+source = "Touvron et al. 2021, LayerScale (arXiv:2103.17239)"
+"""
+OWN = """
+#include "my_ops.h"
+#include <stdio.h>
+int main(void)
+{
+    const float x[2] = {1, -2}, gamma[2] = {0.5f, 10}, residual[2] = {1, 1}, dout[2] = {1, 1};
+    float out[2], dx[2];
+    if (kf_cpu_relu_layer_scale_f32(x, gamma, residual, out, 1, 2) != KF_SUCCESS) return 1;
+    if (kf_cpu_relu_layer_scale_bwd_f32(x, gamma, NULL, dout, dx, NULL, NULL, 1, 2, NULL, 0) != KF_SUCCESS) return 2;
+    printf("%g %g, %g %g\\n", (double)out[0], (double)out[1], (double)dx[0], (double)dx[1]);
+    return 0;
+}
+"""
+OWN_CUDA = """
+#include "my_ops.cuh"
+kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream);
+kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream) { return kf_gelu_layer_scale_f16(x, x, x, y, 2, 2, stream); }
+"""
+
+
+def with_checkout(project):
+    """A checkout as the parent's subprojects/kf, which a test may edit: returns it."""
+    kf = ways.copy(project / "subprojects/kf")
+    text = ways.snippet("wrap")
+    local = [line for line in text.splitlines() if not line.startswith("source_")]
+    (project / "subprojects/kf.wrap").write_text("\n".join(local).replace(f"directory = kf-{ways.VERSION}", "directory = kf") + "\n")
+    return kf
+
+
+def ninja(project):
+    return run("ninja", "-v", "-C", "build", cwd=project)
+
+
+def setup(project, *options):
+    run(MESON, "setup", "build", *options, cwd=project)
+
+
+def test_install(checkout, tmp_path):
+    """The page's lines; the tests are off for what pytest would do here."""
+    ways.shell(ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path)
+    prefix = tmp_path / ".local"
+    assert {p.name for p in (prefix / "include/kf/ops").glob("*.h")} == {"activations.h", "add.h", "bias.h"}
+    assert "kf_cpu_add_silu_f32" not in (prefix / "include/kf/ops/add.h").read_text()
+    project = ways.consumer(tmp_path / "project")
+    ways.shell(ways.snippet("compile"), project, tmp_path)
+    assert run(project / "program") == ways.SAID
+    # Beside the headers the same as make install leaves, but for the list: Meson keeps its own.
+    run("make", "install", f"PREFIX={tmp_path / 'make'}", cwd=checkout)
+    for file in ("share/pkgconfig/kf.pc", "share/cmake/kf/kfConfig.cmake", "share/cmake/kf/kfConfigVersion.cmake", "include/kf/core/map.h"):
+        assert (prefix / file).read_bytes() == (tmp_path / "make" / file).read_bytes(), file
+    run("ninja", "-C", "build", "uninstall", cwd=checkout)
+    assert not [p for p in prefix.rglob("*") if p.is_file()]
+
+
+@ways.needs_pkg_config
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_directories_of_ones_own(checkout, tmp_path, inside):
+    """--includedir and --datadir, below the prefix and beside it: what is installed finds the headers."""
+    prefix = tmp_path / "prefix"
+    include, data = ("inc/deep", "data") if inside else (tmp_path / "include", tmp_path / "data")
+    setup(checkout, f"--prefix={prefix}", f"--includedir={include}", f"--datadir={data}", "-Dtests=disabled", "-Dops=add", "-Ddtypes=f32")
+    run(MESON, "install", "-C", "build", cwd=checkout)
+    said = run("pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig").strip()
+    assert (prefix / include).samefile(said)
+    project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
+    if ways.CMAKE:
+        run("cmake", "-B", "build", f"-Dkf_DIR={prefix / data}/cmake/kf", cwd=project)
+        run("cmake", "--build", "build", cwd=project)
+        assert run(project / "build/program") == ways.SAID
+
+
+@pytest.mark.parametrize("source", ["archive", "checkout"])
+def test_subproject(tmp_path, archive, source):
+    """The page's lines: the archive through a wrap, or a checkout. Options choose; nothing of kf's own is run."""
+    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson") + "test('own', find_program('true'))\n")
+    if source == "checkout":
+        with_checkout(project)
+    else:
+        sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
+        wrap = ways.snippet("wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)])
+        ways.consumer(project, **{"subprojects/kf__wrap": wrap})
+    ways.shell(ways.snippet("meson-run", [("build -D", f"build {' '.join(STRICT)} -D")]), project)
+    assert run(project / "build/program") == ways.SAID
+    kf = project / "build/subprojects" / ("kf" if source == "checkout" else f"kf-{ways.VERSION}")
+    assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {"activations.h", "add.h", "bias.h"}
+    assert "no work to do" in ninja(project)
+    for options, installed in ((["--skip-subprojects"], 0), ([], 1)):
+        run(MESON, "install", "-C", "build", *options, cwd=project, DESTDIR=tmp_path / "root")
+        assert len(list((tmp_path / "root").rglob("kf.h"))) == installed
+    assert [t["name"] for t in json.loads(run(MESON, "introspect", "build", "--tests", cwd=project))] == ["own"]
+    # What was left out is not there, although the archive has it ready: the build's own headers come first.
+    (project / "program.c").write_text("#include <kf/kf.h>\nint main(void) { return kf_cpu_add_bf16(NULL, NULL, NULL, 0); }\n")
+    assert "kf_cpu_add_bf16" in run("ninja", "-C", "build", cwd=project, fails=True)
+
+
+def test_options_of_the_parent(tmp_path):
+    """A parent's own option of the same name chooses for kf, too; default_options does as well."""
+    text = ways.snippet("meson", [("dependency('kf')", "dependency('kf', default_options: ['ops=add'])")])
+    project = ways.consumer(tmp_path, meson__build=text, meson_options__txt="option('dtypes', type: 'array', value: ['f32'])\n")
+    with_checkout(project)
+    setup(project)
+    ninja(project)
+    ops = project / "build/subprojects/kf/include/kf/ops"
+    assert {p.name for p in ops.glob("*.h")} == {"activations.h", "add.h"} and "bf16" not in (ops / "add.h").read_text()
+    assert run(project / "build/program") == ways.SAID
+
+
+def test_subproject_follows_edits(tmp_path):
+    """A consumer's objects are compiled again after an edit of a template, a spec or a core header, in the same run of
+    ninja; those that do not include what changed are not."""
+    text = ways.snippet("meson") + "executable('other', 'other.c', dependencies: kf)\n"
+    project = ways.consumer(tmp_path, meson__build=text, other__c=OTHER)
+    kf = with_checkout(project)
+    setup(project, *STRICT, "-Dkf:ops=add,bias", "-Dkf:dtypes=f32")
+    ninja(project)
+    assert run(project / "build/program") == ways.SAID
+    assert "no work to do" in ninja(project)
+
+    edit(kf / "include/kf/core/map.h", "#endif", "#endif\n/* edited */")
+    assert "program.c.o" in ninja(project)
+
+    (kf / "templates/macros.j2").touch()  # the same headers: restat ends it there
+    said = ninja(project)
+    assert "kfgen" in said and "program.c.o" not in said
+
+    edit(kf / "gen/spec/map.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"')
+    said = ninja(project)
+    assert "program.c.o" in said and "other.c.o" not in said
+    assert run(project / "build/program") == "0 0 8\n"
+    assert "no work to do" in ninja(project)
+    # A file more: another op.
+    run(MESON, "configure", "build", "-Dkf:ops=add,bias,mul", cwd=project)
+    ninja(project)
+    assert (project / "build/subprojects/kf/include/kf/ops/mul.h").is_file()
+
+
+def test_own_spec(tmp_path):
+    """The parent's own entry: in its program, again after an edit of the spec or of kf's templates, and not otherwise."""
+    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN)
+    kf = with_checkout(project)
+    setup(project, *STRICT)
+    ninja(project)
+    assert run(project / "build/program") == "1.5 1, 0.5 0\n"
+    assert "no work to do" in ninja(project)
+
+    edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
+    said = ninja(project)
+    assert said.count("render --one-file") == 1 and "program.c.o" in said and "kf umbrellas" not in said
+    assert run(project / "build/program") == "0.5 1, -0.5 0\n"
+    assert "no work to do" in ninja(project)
+
+    (project / "my_ops.toml").touch()
+    assert "program.c.o" not in ninja(project)
+    edit(kf / "templates/cpu/map.h.j2", "\n#endif", "\n/* edited */\n#endif")
+    said = ninja(project)
+    assert "render --one-file" in said and "program.c.o" in said
+    assert "/* edited */" in (project / "build/my_ops.h").read_text()
+    assert "no work to do" in ninja(project)
+
+    edit(project / "my_ops.toml", "gamma * act(x)\"\nref", "gamma * act(z)\"\nref")
+    said = run("ninja", "-C", "build", cwd=project, fails=True)
+    assert "kfgen: error: " in said and "my_ops.toml" in said and "z" in said
+
+
+@ways.needs_nvcc
+def test_own_spec_cuda(tmp_path):
+    """The same for a .cu of the parent's, by a custom target; the object has the parent's kernels alone."""
+    # A cut kf: kfgen is given the same choice.
+    text = ways.snippet("meson-own", [("'--one-file'", "'--one-file', '--dtypes', 'f32,f16', '--activations', 'relu,gelu'")])
+    text += ways.snippet("meson-cuda", [("'-O3'", "'-O3', '-Werror', 'all-warnings'")])
+    project = ways.consumer(tmp_path, meson__build=text, my_ops__toml=SPEC, program__c=OWN, program__cu=OWN_CUDA)
+    kf = with_checkout(project)
+    setup(project, "-Dkf:dtypes=f32,f16", "-Dkf:activations=relu,gelu")
+    ninja(project)
+    built = (project / "build/program.o").read_bytes()
+    assert b"kfk_act_layer_scale_f16ILi7E" in built and b"kfk_add" not in built
+    assert "no work to do" in ninja(project)
+    edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
+    assert "program.cu" in ninja(project)
+    assert (project / "build/program.o").read_bytes() != built
+    edit(kf / "include/kf/core/map_args.cuh", "#define KFI_ROWS 0", "#define KFI_ROWS 0 // edited")
+    said = ninja(project)
+    assert "program.cu" in said and "program.c.o" not in said
+    assert "no work to do" in ninja(project)

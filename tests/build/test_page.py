@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/install.md: every way has tests, which exist; every line that it shows is run by one."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import ways
+
+PAGE = ways.PAGE.read_text()
+TABLE = re.search(r"<!-- ways -->\n(.*?)<!-- /ways -->", PAGE, re.S)[1].strip().splitlines()[2:]
+
+
+def anchor(title):
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
+def test_each_way_has_tests_that_are_run():
+    named = {}
+    for row in TABLE:
+        way, _, tests = [c.strip() for c in row.strip("|").split("|")]
+        named[way] = re.findall(r"`(tests/\S+\.py::\w+)`", tests)
+        assert named[way], f"no test for: {way}"
+    files = sorted({t.split("::")[0] for tests in named.values() for t in tests})
+    done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files], cwd=ways.ROOT,
+                          capture_output=True, text=True, env=ways.environment())
+    assert done.returncode == 0, done.stdout[-3000:]
+    collected = {line.split("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    missing = [f"{way}: {t}" for way, tests in named.items() for t in tests if t not in collected]
+    assert not missing
+
+
+def test_each_section_is_in_the_table():
+    titles = re.findall(r"^##+ (.*)$", PAGE, re.M)
+    linked = re.findall(r"\]\(#([^)]+)\)", "\n".join(TABLE))
+    assert set(linked) == {anchor(t) for t in titles}
+
+
+def test_every_snippet_is_used():
+    shown = ways.snippets()
+    fences = re.findall(r"^```\w+$", PAGE, re.M)
+    assert len(shown) == len(fences), "code without a name is run by no test"
+    sources = "".join(p.read_text() for p in pathlib.Path(__file__).parent.glob("*.py"))
+    used = set(re.findall(r'(?:snippet|compile_and_run)\("([^"]+)"', sources))
+    assert set(shown) == used
+
+
+def test_version():
+    """The page's file names are this version's, and the version is asked for as it would be."""
+    assert set(re.findall(r"kf-(\d+\.\d+\.\d+)", PAGE)) == {ways.VERSION}
+    assert f"find_package(kf {'.'.join(ways.VERSION.split('.')[:2])} " in PAGE
+
+
+def test_a_snippet_must_have_what_is_changed():
+    try:
+        ways.snippet("install", [("no such word", "")])
+    except AssertionError as e:
+        assert "no such word" in str(e)
+    else:
+        raise AssertionError("a change of what is not there was accepted")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed kf, found by pkg-config: from a shell, from Meson and from CMake."""
+
+import shutil
+
+import pytest
+import ways
+
+pytestmark = ways.needs_pkg_config
+GCC = "gcc -O3 -march=native"
+
+
+@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+def test_compile(home, tmp_path, compiler):
+    project = ways.consumer(tmp_path)
+    source = "program.c" if "gcc" in compiler else "program.cpp"
+    ways.shell(ways.snippet("pkg-config", [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)]), project, home)
+    assert ways.run(project / "program") == ways.SAID
+
+
+@ways.needs_nvcc
+def test_compile_cuda(home, tmp_path):
+    ways.shell(ways.snippet("pkg-config-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home)
+    assert ways.run(tmp_path / "program") == ways.CUDA_SAID
+
+
+def test_moved(home, tmp_path):
+    """The file finds the headers from where it lies, and knows its version."""
+    shutil.copytree(home / ".local", tmp_path / "elsewhere")
+    where = tmp_path / "elsewhere/share/pkgconfig"
+    said = ways.run("pkg-config", "--cflags", "--libs", "kf", PKG_CONFIG_PATH=where).split()
+    assert said[1] == "-isystem" and said[3:] == ["-lm"]
+    assert (tmp_path / "elsewhere/include").samefile(said[2]) and said[0] == f"-I{said[2]}"
+    assert ways.run("pkg-config", "--modversion", "kf", PKG_CONFIG_PATH=where).strip() == ways.VERSION
+    assert (tmp_path / "elsewhere").samefile(ways.run("pkg-config", "--variable=prefix", "kf", PKG_CONFIG_PATH=where).strip())
+
+
+@ways.needs_meson
+def test_meson(home, tmp_path):
+    """The same meson.build as with the subproject, which is not there."""
+    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson"))
+    where = home / ".local/share/pkgconfig"
+    ways.run(ways.MESON, "setup", "build", "-Dwarning_level=3", "-Dwerror=true", cwd=project, PKG_CONFIG_PATH=where)
+    ways.run("ninja", "-C", "build", cwd=project)
+    assert ways.run(project / "build/program") == ways.SAID
+
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.14)
+project(consumer LANGUAGES C)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(kf REQUIRED IMPORTED_TARGET kf>=0.1)
+add_executable(program program.c)
+target_link_libraries(program PRIVATE PkgConfig::kf)
+add_executable(old program.c)
+target_include_directories(old SYSTEM PRIVATE ${kf_INCLUDE_DIRS})
+target_link_libraries(old PRIVATE ${kf_LIBRARIES})
+"""
+
+
+@ways.needs_cmake
+def test_cmake(home, tmp_path):
+    project = ways.consumer(tmp_path, CMakeLists__txt=CMAKE)
+    ways.run("cmake", "-B", "build", f"-DCMAKE_C_FLAGS={ways.WARNINGS}", cwd=project, PKG_CONFIG_PATH=home / ".local/share/pkgconfig")
+    ways.run("cmake", "--build", "build", cwd=project)
+    assert ways.run(project / "build/program") == ways.SAID

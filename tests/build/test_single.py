@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf_single.h and kf_single.cuh: alone, in two units, beside each other, cut, with a user's ops; the same code as the headers
+that they are made from."""
+
+import re
+import resource
+import shutil
+import subprocess
+
+import pytest
+import ways
+from kfgen import names, single
+from kfgen import spec as specs
+from kfgen.render import Selection
+from ways import run
+
+WARNINGS, NVCC_WARNINGS = ways.WARNINGS.split(), ways.NVCC_WARNINGS.split()
+DIALECTS = {"c11": ("gcc", "-std=c11", "c"), "c++17": ("g++", "-std=c++17", "cpp")}
+NVCC = [ways.NVCC, "-std=c++17", "-arch=sm_90"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files, and nothing else of kf's."""
+    out = tmp_path_factory.mktemp("single")
+    run("kfgen", "single", "--out", out)
+    return out
+
+
+def test_form(folder):
+    """Every header once, in place of its #include; the licence first; what the compiler gives is still included."""
+    selection = Selection(specs.load())
+    for name, text in single.everything(selection).items():
+        assert (folder / name).read_text() == text
+        assert text.split("\n")[0].strip("/* ") == "SPDX-License-Identifier: Apache-2.0"
+        assert f"kf {ways.VERSION}" in text.split("\n")[1] and not re.search(r'#\s*include\s*["<]kf', text)
+        guards = re.findall(r"^#define (KF_(?:CORE|OPS|KF)_\w*H)$", text, re.M)
+        # The errors' header, and the one it includes, are needed by host code and hidden from NVRTC: under two conditions, of
+        # which none implies the other.
+        assert {g for g in guards if guards.count(g) > 1} <= ({"KF_CORE_HOST_H", "KF_CORE_RESULT_H"} if name.endswith("cuh") else set())
+        ext = name.rsplit(".", 1)[1].upper()
+        assert {f"KF_OPS_{names.stem(op.pattern).upper()}_{ext}" for op in selection.ops} <= set(guards)
+    # NVRTC has no C library: its headers stay under their condition.
+    assert "#ifndef __CUDACC_RTC__" in (folder / "kf_single.cuh").read_text()
+
+
+TWICE = '#include "kf_single.h"\n#include "kf_single.h"\n#include <stdio.h>\nconst char *detail(void);\n'
+MAIN = """
+int main(void)
+{
+    const float a[] = {1, -2, 3}, b[] = {1, 1, -5};
+    float out[3] = {9, 9, 9};
+    if (kf_cpu_add_relu_f32(a, b, out, 3) != KF_SUCCESS || out[0] != 2.0f || out[1] != 0.0f || out[2] != 0.0f) return 1;
+    if (kf_cpu_add_relu_f32(a, b, out, -7) != KF_ERROR_INVALID_SIZE) return 2;
+    puts(detail());
+    return 0;
+}
+"""
+OTHER = "const char *detail(void) { return kf_get_last_error_detail(); }\n"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_c(folder, tmp_path, dialect):
+    """Two units, one error's detail; then in a user's own program."""
+    compiler, standard, ext = DIALECTS[dialect]
+    (tmp_path / f"main.{ext}").write_text(TWICE + MAIN)
+    (tmp_path / f"other.{ext}").write_text(TWICE + OTHER)
+    units = [tmp_path / f"main.{ext}", tmp_path / f"other.{ext}"]
+    run(compiler, standard, "-O2", *WARNINGS, f"-I{folder}", *units, "-o", tmp_path / "program", "-lm")
+    assert run(tmp_path / "program") == "kf_cpu_add_relu_f32: n is -7, expected 0 or more\n"
+    # As the main file itself: nothing is expected around it.
+    run(compiler, standard, "-fsyntax-only", *WARNINGS, "-Wno-unused-function", "-x", "c" if ext == "c" else "c++", folder / "kf_single.h")
+
+
+BOTH = """
+#include FIRST
+#include SECOND
+#include <cstdio>
+float *buffer;
+kf_result_t call(const kf_f16 *a, kf_f16 *b, cudaStream_t s) { return kf_gelu_f16(a, b, 5, s); }
+int main()
+{
+    float a[3] = {1, -2, 3}, sum[3];
+    if (kf_cpu_add_relu_f32(a, a, sum, 3) != KF_SUCCESS || sum[0] != 2.0f || sum[1] != 0.0f) return 1;
+    if (kf_add_relu_f32(buffer, buffer, buffer, -1, nullptr) != KF_ERROR_INVALID_SIZE) return 2;
+    return std::puts(kf_get_last_error_detail()) < 0;
+}
+"""
+
+
+@ways.needs_nvcc
+@pytest.mark.parametrize("order", [("kf_single.cuh", "kf_single.h"), ("kf_single.h", "kf_single.cuh")], ids=["cuh_h", "h_cuh"])
+def test_cuda(folder, tmp_path, order):
+    """Both in one .cu, in a second unit too."""
+    first, second = order
+    (tmp_path / "both.cu").write_text(BOTH.replace("FIRST", f'"{first}"').replace("SECOND", f'"{second}"'))
+    call = "kf_relu_f32(x, x, 9, 0)" if first.endswith("cuh") else "kf_cpu_relu_f32(x, x, 9)"
+    (tmp_path / "other.cu").write_text(f'#include "{first}"\nkf_result_t other(float *x) {{ return {call}; }}\n')
+    run(*NVCC, *NVCC_WARNINGS, f"-I{folder}", tmp_path / "both.cu", tmp_path / "other.cu", "-o", tmp_path / "program")
+    assert run(tmp_path / "program") == ways.CUDA_SAID
+
+
+def test_beside_installed_headers(folder, home, tmp_path):
+    (tmp_path / "mixed.c").write_text('#include <kf/ops/add.h>\n#include "kf_single.h"\n#include <kf/kf.h>\nextern int not_empty;\n')
+    run("gcc", "-std=c11", *WARNINGS, "-fsyntax-only", f"-I{folder}", f"-I{home}/.local/include", tmp_path / "mixed.c")
+
+
+def test_same_code_c(folder, home, tmp_path):
+    """The object is the umbrella's, to the byte."""
+    made = {}
+    text = TWICE + MAIN + OTHER
+    for kind in ("tree", "single"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "program.c").write_text(text if kind == "single" else text.replace('"kf_single.h"', "<kf/kf.h>"))
+        run("gcc", "-std=c11", "-O2", "-c", f"-I{folder}", f"-I{home}/.local/include", "program.c", cwd=tmp_path / kind)
+        made[kind] = (tmp_path / kind / "program.o").read_bytes()
+    assert made["tree"] == made["single"] and b"expected" in made["tree"]  # an error's text: kf's code is in it
+
+
+def processor_seconds(command, cwd):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([str(c) for c in command], cwd=cwd, check=True, env=ways.environment())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@ways.needs_nvcc
+def test_same_code_cuda(folder, home, tmp_path, record_property):
+    """The same instructions as by the umbrella, and no more time to compile: the text is the same, less the looking for files."""
+    call = "kf_result_t call(const kf_bf16 *a, kf_bf16 *b, cudaStream_t s) { return kf_gelu_bf16(a, b, 5, s); }\n"
+    seconds = {"tree": [], "single": []}
+    for _ in range(3):  # interleaved: whatever else the machine does falls on both
+        for kind, include in (("tree", "#include <kf/kf.cuh>\n"), ("single", '#include "kf_single.cuh"\n')):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            (tmp_path / kind / "call.cu").write_text(include + call)
+            command = [*NVCC, "-O3", "-ptx", f"-I{folder}", f"-I{home}/.local/include", "call.cu", "-o", "call.ptx"]
+            seconds[kind].append(processor_seconds(command, tmp_path / kind))
+    ptx = [(tmp_path / kind / "call.ptx").read_text() for kind in seconds]
+    assert ptx[0] == ptx[1] and "kfk_act_bf16" in ptx[0]
+    ratio = min(seconds["single"]) / min(seconds["tree"])
+    record_property("single file / umbrella", ratio)
+    assert ratio <= 1.1, f"{seconds}"
+
+
+def test_page(home, tmp_path):
+    """The page's lines: cut, and with a user's ops; both beside each other."""
+    shutil.copy(ways.ROOT / "examples/my_ops.toml", tmp_path)
+    ways.shell(ways.snippet("single"), tmp_path)
+    cut = (tmp_path / "kf_single.h").read_text()
+    assert "kf_cpu_add_gelu_bf16(" in cut and "_f64(const double *a" not in cut and "silu" not in cut and "KF_OPS_MUL_H" not in cut
+    assert len(cut) < 400_000
+    (tmp_path / "own.c").write_text((ways.ROOT / "examples/04_own_ops.c").read_text().replace("#include <kf/kf.h>\n", "").replace(
+        "<kf/my_ops.h>", '"my_ops_single.h"\n#include "kf_single.h"'))
+    run("gcc", "-std=c11", "-O2", *WARNINGS, "own.c", "-o", "own", "-lm", cwd=tmp_path)
+    assert "largest error" in run(tmp_path / "own")
+    # Only the user's ops are asked for: kf's own are then left out, not all there.
+    run("kfgen", "single", "--out", tmp_path, "--spec", "my_ops.toml", "--ops", "act_layer_scale", cwd=tmp_path)
+    text = (tmp_path / "my_ops_single.h").read_text()
+    assert "kf_cpu_gelu_layer_scale_f32(" in text and "kf_cpu_add_f32(" not in text
+
+
+OWN_CUDA = """
+#include "my_ops_single.cuh"
+kf_result_t a(kf_bf16 *x, cudaStream_t s) { return kf_logsigmoid_bf16(x, x, 4, s); }
+kf_result_t b(float *x, cudaStream_t s) { return kf_add_gelu_f32(x, x, x, 4, s); }
+"""
+
+
+@ways.needs_nvcc
+def test_own_cuda(tmp_path):
+    run("kfgen", "single", "--out", tmp_path, "--spec", ways.ROOT / "examples/my_ops.toml", "--dtypes", "f32,bf16")
+    (tmp_path / "own.cu").write_text(OWN_CUDA)
+    run(*NVCC, *NVCC_WARNINGS, "-c", "own.cu", "-o", "own.o", cwd=tmp_path)
+
+
+def test_one_file_wants_a_spec(tmp_path):
+    said = run("kfgen", "render", "--one-file", "--out", tmp_path, fails=True)
+    assert "--one-file is for spec files of your own" in said and not list(tmp_path.iterdir())
+    said = run("kfgen", "single", "--out", tmp_path, "--dtypes", "f23", fails=True)
+    assert "--dtypes: `f23` is not one of" in said and not list(tmp_path.iterdir())

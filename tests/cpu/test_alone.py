@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row's result is the same bits whatever rows lie around it, for every C function: the check is support/robust.py's, which
+tests/cuda/test_robust.py asks of the launchers."""
+
+import fakegpu
+import kflib
+import numeric
+import pytest
+import robust
+from conftest import BUILD
+
+# One row of more columns than are repeated, and planes that are wider and narrower than a tile.
+MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)]}
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return kflib.build("cpu", numeric.FUNCTIONS, BUILD / "cpu", numeric.BUILDS["cpu"]["native"])
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return fakegpu.FakeGpu(1 << 22)
+
+
+@pytest.mark.parametrize("group", numeric.GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
+def test_alone(lib, memory, group):
+    calls = fakegpu.FakeLib(lib, memory)
+    for f in numeric.GROUPS[group]:
+        for sizes, shift in robust.SHAPES[len(f["sizes"])] + MORE[len(f["sizes"])]:
+            robust.alone(memory, calls, f, sizes, shift)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No function reads or writes a byte outside its tensors: each lies directly in front of a page that nobody may touch, or directly
+behind one, and the system kills who does (support/guarded.py)."""
+
+import re
+import shutil
+
+import checks
+import guarded
+import kflib
+import numeric
+import pytest
+from conftest import BUILD
+
+# Tails and wholes of tiles, of rows that are repeated and of rows that are not, of planes; more elements than a vector, or fewer.
+SHAPES = {1: [(1,), (255,), (517,)], 2: [(1, 1), (3, 5), (7, 67), (2, 2309)], 3: [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)]}
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return kflib.build("cpu", numeric.FUNCTIONS, BUILD / "cpu", numeric.BUILDS["cpu"]["native"])
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return checks.CpuMemory(1 << 22)
+
+
+def calls(lib, memory, functions, note):
+    """Each function on each shape, in front of a forbidden page and behind one: the bits of a call in ordinary memory."""
+    guard = guarded.Guarded()
+    for f in functions:
+        for sizes in SHAPES[len(f["sizes"])]:
+            call = checks.Layout(lib, f, sizes, "special")
+            result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
+            assert result == 0, lib.detail
+            want = call.outputs(back)
+            for at_end in (True, False):
+                note(f"{call.where}, tensors {'in front of' if at_end else 'behind'} a forbidden page")
+                got = guard.run(lib, f, call, at_end)
+                for name in want:
+                    if not checks.same_bits(got[name], want[name]):
+                        raise checks.Failure(f"{call.where}: {name} depends on where it lies")
+
+
+@pytest.mark.parametrize("group", numeric.GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
+def test_guard_pages(lib, memory, group):
+    notes = guarded.in_child(lambda note: calls(lib, memory, numeric.GROUPS[group], note))
+    assert len(notes) == sum(2 * len(SHAPES[len(f["sizes"])]) for f in numeric.GROUPS[group])
+
+
+PLANTED = {
+    "a row value too many is read": (r"memcpy\(scratch\[k\]\.bytes, base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
+                                     "memcpy(scratch[k].bytes, base + col * s->size, (size_t)((count + 1) * s->size))", "kf_cpu_bias_f32"),
+    "a tail is a whole tile": (r"if \(!base \|\| count < KFI_TILE \|\|", "if (!base ||", "kf_cpu_relu_f32"),
+    "the byte before the first is read": (r"(char \*at = tensor \+ first \* s->size;)", r"\1 (void)*(volatile char *)(at - 1);",
+                                          "kf_cpu_relu_f32"),
+    "an input is written": (r"(if \(indirect\) kfi_finish\(m, scratch, indirect, i, count\);)",
+                            r"\1 *(volatile char *)(uintptr_t)m->operands[0].ptr = 1;", "kf_cpu_relu_f32"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted(include, memory, tmp_path, what):
+    text, instead, name = PLANTED[what]
+    for source in include:
+        shutil.copytree(source / "kf", tmp_path / "kf", dirs_exist_ok=True)
+    path = tmp_path / "kf/core/map.h"
+    broken, count = re.subn(text, instead, path.read_text())
+    assert count > 0, f"map.h has no {text!r} any more: write this fault anew"
+    path.write_text(broken)
+    functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] == name]
+    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=[tmp_path])
+    with pytest.raises(checks.Failure, match=f"killed by signal 11 in {name.replace('_cpu', '')} "):
+        guarded.in_child(lambda note: calls(lib, memory, functions, note))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of tests/cuda/test_robust.py themselves, without a GPU: they pass on launchers that keep the promises (the C
+functions, called as if they were launchers), and each broken promise is seen by its check."""
+
+import checks
+import counting
+import fakegpu
+import kflib
+import large
+import pytest
+import robust
+import selection
+from conftest import BUILD
+
+KINDS = selection.kinds()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return kflib.build("cpu", KINDS, BUILD / "cpu", ("-O1",), extra=fakegpu.COUNTERS)
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return fakegpu.FakeGpu(1 << 25)
+
+
+def each(gpu, lib, f):
+    """{check: call of it}, on the shapes of the tests on a GPU."""
+    small, large = robust.SHAPES[len(f["sizes"])], robust.LARGE[len(f["sizes"])]
+    return {"graph": lambda: [robust.graph(gpu, lib, f, *shape) for shape in small],
+            "streams": lambda: robust.streams(gpu, lib, [(f, *shape) for shape in small]),
+            "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
+            "repeated": lambda: [robust.repeated(gpu, lib, f, *shape, times=8) for shape in large[:1]],
+            "chained": lambda: robust.chained(gpu, lib, f, large[0][0]),
+            "alone": lambda: [robust.alone(gpu, lib, f, *shape) for shape in small]}
+
+
+@pytest.mark.parametrize("f", KINDS, ids=lambda f: f["cpu_name"])
+def test_kept_promises(plain, gpu, f):
+    for check in each(gpu, fakegpu.FakeLib(plain, gpu), f).values():
+        check()
+
+
+FAULTS = {"runs while captured": "graph", "keeps the first inputs": "graph", "default stream": "streams", "waits": "streams",
+          "allocates": "only_launches", "other bits sometimes": "repeated", "does not wait for the call before": "chained",
+          "depends on other rows": "alone"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("f", KINDS, ids=lambda f: f["cpu_name"])
+def test_broken_promises(plain, gpu, f, fault):
+    if FAULTS[fault] == "chained" and not checks.in_place_pairs(f):
+        return  # nothing to work on in place: there is no such call
+    with pytest.raises(checks.Failure):
+        each(gpu, fakegpu.FakeLib(plain, gpu, fault), f)[FAULTS[fault]]()
+
+
+def test_counted_calls_are_known():
+    assert counting.LAUNCH in counting.CALLS and counting.ALLOWED & set(counting.CALLS) == {counting.LAUNCH}
+
+
+LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
+                  if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu")}.values())
+
+
+@pytest.fixture(scope="module")
+def bf16():
+    return kflib.build("cpu", LARGE_OPS, BUILD / "cpu", ("-O1",), extra=fakegpu.COUNTERS)
+
+
+@pytest.mark.parametrize("f", LARGE_OPS, ids=lambda f: f["cpu_name"])
+def test_large_on_small_tensors(bf16, gpu, f):
+    """The same code as for 2^31 elements, with a smaller boundary; an index that wraps there is seen."""
+    boundary = 150000
+
+    class Wraps(fakegpu.FakeLib):
+        def call(self, f, given, stream=0):
+            row = boundary // f_row(f, given)
+            if given[f["sizes"][0]] <= row:
+                return self.lib.call(f, given)
+            result = self.lib.call(f, given)
+            for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
+                if a["role"] != "in" and given.get(a["name"]) and a.get("kind") in ("elem", "half"):
+                    step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * (2 if a["kind"] == "half" else 1) * f_row(f, given)
+                    self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], step)
+            if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):
+                wrong = given | {f["sizes"][0]: row}
+                result = self.lib.call(f, wrong)
+            return result
+
+    def f_row(f, given):
+        return int(checks.np.prod([given[s] for s in f["sizes"][1:]], dtype=int))
+
+    rest, rows = large.shapes(f)[0]
+    large.large(gpu, fakegpu.FakeLib(bf16, gpu), f, rest, rows, boundary)
+    with pytest.raises(checks.Failure):
+        large.large(gpu, Wraps(bf16, gpu), f, rest, rows, boundary)

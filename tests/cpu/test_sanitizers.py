@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that calls every C kernel (support/every_call.c) under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer
+and valgrind: nothing is reported, and a fault that is planted in the headers is."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import cprogram
+import kflib
+import pytest
+import selection
+from hooks import PTHREADS
+
+KERNELS = selection.kernels()
+# Threads share what the schedules do, not what an activation computes.
+SCHEDULES = [f for f in KERNELS if f["activation"] in ("none", "silu") and f["dtypes"][0] in ("f32", "bf16")]
+ADDRESS = ("-O1", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+THREAD = ("-O1", "-g1", "-fsanitize=thread")
+needs_valgrind = pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind")
+VALGRIND = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--partial-loads-ok=no", "--exit-on-first-error=yes")
+# ThreadSanitizer wants its own layout of the address space, which some kernels randomise too much for it.
+STRAIGHT = ("setarch", os.uname().machine, "-R") if shutil.which("setarch") else ()
+
+
+def with_hook(folder, flags):
+    """Pieces of a call run on threads that ThreadSanitizer understands; OpenMP's it does not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hook.h").write_text(PTHREADS)
+    return (*flags, "-include", str(folder / "hook.h"))
+
+
+def run(*command):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"})
+
+
+def passes(done, functions):
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    calls = re.match(r"(\d+) calls", done.stdout)
+    assert calls and int(calls[1]) >= len(functions), done.stdout
+
+
+def test_address_and_undefined(include, tmp_path):
+    program = cprogram.build(tmp_path, KERNELS, include, ADDRESS)
+    for mode in ("one after the other", "pieces", "callers"):
+        passes(run(program, mode), KERNELS)
+
+
+def test_thread(include, tmp_path):
+    program = cprogram.build(tmp_path, SCHEDULES, include, with_hook(tmp_path, THREAD))
+    for mode in ("pieces", "callers"):
+        passes(run(*STRAIGHT, program, mode), SCHEDULES)
+
+
+@needs_valgrind
+def test_valgrind(include, tmp_path):
+    passes(run(*VALGRIND, cprogram.build(tmp_path, KERNELS, include, ("-O1", "-g1"))), KERNELS)
+
+
+# ---- what they must see: (file, text, instead), the functions, the flags, the program's mode, what is said
+
+PLANTED = {
+    "a row value too many is read": (
+        "kf/core/map.h", r"memcpy\(scratch\[k\]\.bytes, base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
+        "memcpy(scratch[k].bytes, base + col * s->size, (size_t)((count + 1) * s->size))", ("kf_cpu_bias_f32",), "heap-buffer-overflow"),
+    "a tail is written as a whole tile": (
+        "kf/core/map.h", r"if \(!base \|\| count < KFI_TILE \|\|", "if (!base ||", ("kf_cpu_relu_f32",), "heap-buffer-overflow"),
+    "an overflow of int": (
+        "kf/core/map.h", r"kf_i64 i = chunk \* KFI_CHUNK \* KFI_TILE;",
+        "kf_i64 i = chunk * KFI_CHUNK * KFI_TILE + (0x7fffffff + (int)(chunk + 1) == 3);", ("kf_cpu_relu_f32",), "signed integer overflow"),
+    "partial sums share their memory": (
+        "kf/core/map.h", r"\(\(kf_i64\)sum \* m->blocks \+ block\)", "((kf_i64)sum * m->blocks + 0 * block)", ("kf_cpu_bias_bwd_f32",),
+        "data race"),
+    "partial sums begin as they are": (
+        "kf/core/map.h", r"memset\(partial, 0, \(size_t\)\(m->cols \* m->acc_size\)\);", "", ("kf_cpu_bias_bwd_f32",), "uninitialised"),
+}
+
+
+def planted(what, include, folder):
+    """(functions, include directories of headers with this fault)"""
+    file, text, instead, names, _ = PLANTED[what]
+    for source in include:
+        shutil.copytree(source / "kf", folder / "kf", dirs_exist_ok=True)
+    broken, count = re.subn(text, instead, (folder / file).read_text())
+    assert count > 0, f"{file} has no {text!r} any more: write this fault anew"
+    (folder / file).write_text(broken)
+    functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in names]
+    assert len(functions) == len(names)
+    return functions, [folder]
+
+
+def is_seen(what, done):
+    assert done.returncode != 0 and PLANTED[what][-1] in done.stdout + done.stderr, f"{what}: not seen\n{done.stdout}{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("what", list(PLANTED)[:3])
+def test_address_and_undefined_see(include, tmp_path, what):
+    is_seen(what, run(cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ADDRESS)))
+
+
+def test_thread_sees(include, tmp_path):
+    what = "partial sums share their memory"
+    program = cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), with_hook(tmp_path, THREAD))
+    is_seen(what, run(*STRAIGHT, program, "pieces"))
+
+
+@needs_valgrind
+@pytest.mark.parametrize("what", ["a row value too many is read", "partial sums begin as they are"])
+def test_valgrind_sees(include, tmp_path, what):
+    done = run(*VALGRIND, cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ("-O1", "-g1")))
+    assert done.returncode == 99 and ("Invalid read" if "read" in what else "uninitialised") in done.stderr, done.stderr[-3000:]

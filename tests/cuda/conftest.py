@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One library of all launchers for the tests on a GPU, and turns: a test marked `alone` has the GPU for itself, one marked
+`one_at_a_time` has no other one of its mark beside it."""
+
+import contextlib
+import fcntl
+
+import counting
+import gpu as gpus
+import kflib
+import numeric
+import pytest
+from conftest import BUILD
+
+
+@pytest.fixture(scope="session")
+def libraries():
+    """name -> library, each built once; calls into CUDA's runtime are counted."""
+    built = {}
+
+    def get(name):
+        if name not in built:
+            built[name] = kflib.build("cuda", kflib.manifest()["functions"], BUILD / "cuda", numeric.BUILDS["cuda"][name],
+                                      extra=counting.source(), link=counting.LINK)
+        return built[name]
+    return get
+
+
+@contextlib.contextmanager
+def turn(name, mode):
+    (BUILD / "cuda").mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "cuda" / name, "w") as lock:
+        fcntl.flock(lock, mode)
+        yield
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    helpers = gpus.build_helpers(BUILD / "cuda")
+    with turn("alone.lock", fcntl.LOCK_SH):
+        return gpus.Gpu(helpers)
+
+
+@pytest.fixture(autouse=True)
+def turns(request):
+    alone, single = (request.node.get_closest_marker(m) for m in ("alone", "one_at_a_time"))
+    with turn("alone.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        with turn("single.lock", fcntl.LOCK_EX) if single else contextlib.nullcontext():
+            yield

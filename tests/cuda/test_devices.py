@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two GPUs: launches on the second one, and a stream of another device than the current one."""
+
+import ctypes
+
+import checks
+import gpu as gpus
+import kflib
+import pytest
+import robust
+from conftest import BUILD
+
+if not kflib.has_gpu():
+    pytest.skip("no CUDA device answers", allow_module_level=True)
+
+FUNCTIONS = list({(f["op"], *f["dtypes"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]}.values())
+CUDA = 8
+
+
+@pytest.fixture(scope="module")
+def second(gpu, libraries):
+    """(library, a Gpu on device 1), which is the current device meanwhile."""
+    if gpu.device_count() < 2:
+        pytest.skip("there is no second CUDA device")
+    lib = libraries("default")
+    set_device(gpu, lib, 1)
+    there = gpus.Gpu(gpus.build_helpers(BUILD / "cuda"))
+    yield lib, there
+    there.close()
+    set_device(gpu, lib, 0)
+
+
+def set_device(gpu, lib, device):
+    gpu.set_device(device)
+    assert lib.dll.kft_set_device(ctypes.c_int(device)) == 0  # the launchers' own copy of the runtime
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+def test_second_device(second, f):
+    lib, there = second
+    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+        checks.run(lib, there, f, sizes, shift=shift)
+        robust.graph(there, lib, f, sizes, shift)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+def test_a_stream_of_another_device(gpu, second, f):
+    """Refused, with both devices in the message; nothing is written, and the next call works."""
+    lib, there = second
+    sizes, shift = robust.SHAPES[len(f["sizes"])][0]
+    call = checks.Layout(lib, f, sizes, shift=shift)
+    there.upload(call.image)
+    assert lib.call(f, call.given(there.base), gpu.side) == CUDA
+    assert f["name"] in lib.detail and "device 1" in lib.detail and "device 0" in lib.detail, lib.detail
+    there.synchronize()
+    assert (there.download(call.image.size) == call.image).all()
+    checks.run(lib, there, f, sizes, shift=shift)

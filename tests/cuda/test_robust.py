@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every launcher promises beyond right numbers, on a GPU: support/robust.py has the checks, one per test here."""
+
+import checks
+import counting
+import kflib
+import pytest
+import robust
+
+if not kflib.has_gpu():
+    pytest.skip("no CUDA device answers", allow_module_level=True)
+
+FUNCTIONS = kflib.manifest()["functions"]
+every = pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+GROUPS = {}
+for function in FUNCTIONS:
+    GROUPS.setdefault((function["header"], *function["dtypes"]), []).append(function)
+
+
+@pytest.fixture(scope="session")
+def lib(libraries):
+    return libraries("default")
+
+
+@every
+def test_graph(gpu, lib, f):
+    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+        robust.graph(gpu, lib, f, sizes, shift)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
+def test_streams(gpu, lib, group):
+    robust.streams(gpu, lib, [(f, sizes, shift) for f in GROUPS[group] for sizes, shift in robust.SHAPES[len(f["sizes"])]])
+
+
+def test_a_call_that_allocates_is_counted(lib):
+    counting.take(lib)
+    counting.planted(lib)
+    assert counting.take(lib) == {"cudaMalloc": 1, "cudaMemsetAsync": 1, "cudaStreamSynchronize": 1, "cudaFree": 1}
+
+
+@every
+def test_only_launches(gpu, lib, f):
+    for sizes, shift in robust.SHAPES[len(f["sizes"])] + robust.LARGE[len(f["sizes"])][:1]:
+        robust.only_launches(gpu, lib, f, sizes, shift)
+
+
+@pytest.mark.alone
+def test_memory_stays(gpu, lib):
+    """The device's free memory is what it was, once every kernel has been loaded."""
+    calls = [(f, checks.Layout(lib, f, sizes, shift=shift)) for f in FUNCTIONS for sizes, shift in robust.SHAPES[len(f["sizes"])]]
+
+    def all_functions():
+        for f, call in calls:
+            robust.succeed(lib, f, call, call.given(gpu.base))
+        gpu.synchronize()
+        return gpu.free_bytes()
+
+    gpu.fill(gpu.base, 0x3C, gpu.size)
+    all_functions()
+    before, after = all_functions(), all_functions()
+    assert after >= before, f"{before - after} bytes of device memory are gone"
+
+
+@every
+def test_repeated(gpu, lib, f):
+    """Sums are split by shape: more shapes for them."""
+    shapes = robust.LARGE[len(f["sizes"])] if f["workspace"] else robust.LARGE[len(f["sizes"])][:1]
+    for sizes, shift in shapes:
+        robust.repeated(gpu, lib, f, sizes, shift)
+
+
+@every
+def test_chained(gpu, lib, f):
+    robust.chained(gpu, lib, f, robust.LARGE[len(f["sizes"])][0][0])
+
+
+@every
+def test_alone(gpu, lib, f):
+    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+        robust.alone(gpu, lib, f, sizes, shift)
+
+
+@every
+def test_unaligned(gpu, lib, f):
+    robust.unaligned(gpu, lib, f)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compute-sanitizer's four tools over every kernel (support/sanitized.py) report nothing; each reports a fault that is planted."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import kflib
+import pytest
+import sanitized
+import selection
+from conftest import BUILD
+
+if not kflib.has_gpu():
+    pytest.skip("no CUDA device answers", allow_module_level=True)
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SHARDS = 4
+LOGS = BUILD / "sanitizers"
+SANITIZER = shutil.which("compute-sanitizer") or next((p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None)
+if not SANITIZER:
+    pytest.skip("compute-sanitizer is not installed", allow_module_level=True)
+
+
+def under(tool, log, *command):
+    """(exit status, text of the log, what the program printed)"""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    done = subprocess.run([SANITIZER, "--tool", tool, "--error-exitcode", "99", "--log-file", str(log), *map(str, command)],
+                          capture_output=True, text=True, timeout=500)
+    return done.returncode, log.read_text() if log.exists() else "", done.stdout + done.stderr
+
+
+def reported(text):
+    """How many errors or hazards the tool's own summary speaks of; None: there is no summary."""
+    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", text)
+    return sum(map(int, found)) if found else None
+
+
+@pytest.fixture(scope="session")
+def lib():
+    return kflib.build("cuda", selection.kernels(), BUILD / "sanitized", sanitized.FLAGS)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("tool", TOOLS)
+def test_clean(lib, tool, shard):
+    script = pathlib.Path(sanitized.__file__)
+    status, log, said = under(tool, LOGS / f"{tool}_{shard}.log", sys.executable, script, lib.path, shard, SHARDS)
+    first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
+    assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
+    assert reported(log) == 0, first
+    chosen = selection.kernels()[shard::SHARDS]
+    assert f"{sum(len(sanitized.SHAPES[len(f['sizes'])]) for f in chosen)} calls" in said  # all of them were made
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_planted(tool, tmp_path):
+    program = tmp_path / "planted"
+    subprocess.run(["nvcc", "-O1", "-arch=native", str(pathlib.Path(__file__).with_name("planted.cu")), "-o", str(program)], check=True)
+    status, log, said = under(tool, LOGS / f"planted_{tool}.log", program, tool)
+    assert reported(log) and status != 0, f"{tool} does not see the fault\n{said}\n{log[-3000:]}"

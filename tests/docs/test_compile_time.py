@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/compile_time.md says what was measured: its table is the one that bench/compile_time.py makes from the results."""
+
+import json
+import sys
+
+from kflib import ROOT
+
+sys.path.append(str(ROOT / "bench"))
+import compile_time  # noqa: E402
+
+
+def test_the_table_is_made_from_the_results():
+    result = json.loads(compile_time.RESULT.read_text())
+    assert f"{compile_time.MARK}\n{compile_time.table(result)}\n{compile_time.MARK}" in compile_time.PAGE.read_text()
+    assert set(result["seconds"]) == set(compile_time.WAYS)
+    for t in result["seconds"].values():
+        assert 0 < t["least"] <= t["median"] <= t["most"] and t["functions"] >= 20
+
+
+def test_every_way_is_measured_on_functions_of_every_op():
+    """Every fifth function, every hundredth by nvcc: no op falls through the first step."""
+    functions = compile_time.kflib.manifest()["functions"]
+    assert {f["op"] for f in functions[::5]} == {f["op"] for f in functions}

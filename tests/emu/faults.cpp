@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels for the tests of the emulation itself: right ones for each of its words, and one for each fault that it must report.
+   kft_run(which, threads, blocks, out) launches one on `out`, an array of 64-bit words. */
+#include <cuda_runtime.h>
+
+#include "kf/core/dtype.h"
+
+typedef long long word;
+
+/* Reads what nobody has written. */
+template <int unused> static __global__ void unwritten(word *out)
+{
+    __shared__ double buffer[64];
+    alignas(16) __shared__ char bytes[40];
+    out[2 * blockIdx.x] = buffer[threadIdx.x % 64] != buffer[threadIdx.x % 64];
+    out[2 * blockIdx.x + 1] = (unsigned char)bytes[3] == 0xff;
+    buffer[threadIdx.x % 64] = 1.0;
+    bytes[3] = 1;
+}
+
+/* Each thread needs what the others wrote before two barriers. */
+template <int unused> static __global__ void reversal(word *out)
+{
+    __shared__ word buffer[1024];
+    buffer[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    const word other = buffer[blockDim.x - 1 - threadIdx.x];
+    __syncthreads();
+    buffer[threadIdx.x] = other;
+    out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x] + 10000 * blockIdx.x;
+}
+
+static __global__ void shuffles(word *out)
+{
+    const int lane = (int)threadIdx.x % 32;
+    word *const mine = out + 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    mine[0] = __shfl_sync(0xffffffffu, lane, 5);
+    mine[1] = __shfl_xor_sync(0xffffffffu, lane, 3);
+    mine[2] = __shfl_up_sync(0xffffffffu, lane, 2u);
+    mine[3] = (word)__shfl_down_sync(0xffffffffu, 0.5 * lane, 4u, 8);
+    mine[4] = __ballot_sync(0xffffffffu, lane % 3 == 0);
+    if (lane < 7) mine[5] = __any_sync(0x7fu, lane == 6) + 10 * __all_sync(0x7fu, lane < 6) + 100 * __all_sync(0x7fu, 1);
+    __syncwarp();
+    mine[6] = __shfl_sync(0xffffffffu, lane, lane + 1, 4);
+    mine[7] = 0;
+    if (lane < 8) mine[7] = __shfl_sync(0xffu, (int)threadIdx.x, 20) == -1; /* a lane outside of the mask has nothing to give */
+}
+
+static __global__ void votes(word *out)
+{
+    const word all = __syncthreads_and(threadIdx.x < 1000), any = __syncthreads_or(threadIdx.x == 7),
+               count = __syncthreads_count(threadIdx.x % 2 == 0);
+    out[threadIdx.x] = all + 10 * any + 100 * count;
+}
+
+static __global__ void atomics(word *out)
+{
+    atomicAdd((int *)&out[0], 3);
+    atomicMax(&out[1], (word)threadIdx.x);
+    atomicMin(&out[2], -(word)threadIdx.x);
+    atomicAdd((double *)&out[3], 0.5);
+    if (atomicCAS(&out[4], (word)0, (word)1) == 0) atomicAdd(&out[5], (word)1); /* one of all threads */
+    if (atomicExch(&out[6], (word)7) != 7) atomicAdd(&out[7], (word)1);
+}
+
+static __global__ void indices(word *out)
+{
+    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
+}
+
+/* Who came first: what no result may depend on. */
+static __global__ void order(word *out)
+{
+    const word place = out[0]++;
+    out[1 + place] = blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+static __global__ void barrier_not_reached(word *out)
+{
+    if (threadIdx.x % 32 == 3 || threadIdx.x > 60) return;
+    __syncthreads(); /* the tests know this line */
+    out[0] = 1;
+}
+
+static __global__ void two_barriers(word *out)
+{
+    if (threadIdx.x < 8)
+        __syncthreads();
+    else
+        __syncthreads();
+    out[0] = 1;
+}
+
+static __global__ void lane_is_missing(word *out)
+{
+    if (threadIdx.x != 9) out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 1);
+}
+
+static __global__ void masks_differ(word *out) { out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xffffffffu : 0xffff0000u, 1, 16); }
+static __global__ void not_in_its_mask(word *out) { out[threadIdx.x] = __shfl_sync(0xffu, 1, 1); }
+static __global__ void beyond_the_warp(word *out) { out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 1); }
+
+/* No barrier: in forward order all is well. */
+static __global__ void race(word *out)
+{
+    __shared__ word buffer[1024];
+    buffer[threadIdx.x] = threadIdx.x;
+    out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x == 0 ? 0 : buffer[threadIdx.x - 1];
+}
+/* What is read must be read by all before it is written again: the second barrier of reversal() is missing. */
+static __global__ void late_readers(word *out)
+{
+    __shared__ word buffer[1024];
+    buffer[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    const word other = buffer[blockDim.x - 1 - threadIdx.x];
+    buffer[threadIdx.x] = other; /* too early */
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x];
+}
+/* The same within a thread, and another block's memory: no race. */
+static __global__ void no_race(word *out)
+{
+    __shared__ word buffer[1024];
+    buffer[threadIdx.x] = threadIdx.x;
+    out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x];
+}
+static __global__ void race_of_blocks(word *out) { out[threadIdx.x] = blockIdx.x; }
+
+static __global__ void beyond_shared(word *out)
+{
+    __shared__ word buffer[16];
+    word *const mine = buffer + threadIdx.x;
+    *mine = 1; /* of 16, by 17 threads */
+    out[threadIdx.x] = *mine;
+}
+
+extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, word *out)
+{
+    static const struct {
+        const char *name;
+        void (*kernel)(word *);
+    } kernels[] = {{"unwritten", unwritten<0>},
+                   {"reversal", reversal<0>},
+                   {"shuffles", shuffles},
+                   {"votes", votes},
+                   {"atomics", atomics},
+                   {"indices", indices},
+                   {"order", order},
+                   {"barrier_not_reached", barrier_not_reached},
+                   {"two_barriers", two_barriers},
+                   {"lane_is_missing", lane_is_missing},
+                   {"masks_differ", masks_differ},
+                   {"not_in_its_mask", not_in_its_mask},
+                   {"beyond_the_warp", beyond_the_warp},
+                   {"race", race},
+                   {"late_readers", late_readers},
+                   {"no_race", no_race},
+                   {"race_of_blocks", race_of_blocks},
+                   {"beyond_shared", beyond_shared}};
+    for (const auto &k : kernels) {
+        if (strcmp(k.name, which) != 0) continue;
+        cudaLaunchConfig_t config = {};
+        const bool cube = strcmp(which, "indices") == 0;
+        config.gridDim = cube ? dim3(blocks, 3, 2) : dim3(blocks);
+        config.blockDim = cube ? dim3(threads, 2, 4) : dim3(threads);
+        void *args[] = {&out};
+        return cudaLaunchKernelExC(&config, kf_emu_kernel(k.kernel, k.name), args);
+    }
+    return -1;
+}
+
+extern "C" int kft_launch_nothing(void)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = config.blockDim = dim3(1);
+    return cudaLaunchKernelExC(&config, nullptr, nullptr);
+}
+
+extern "C" const char *kft_detail(void) { return ""; }
+extern "C" const char *kft_string(int) { return ""; }

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions run under which sanitizer, on which shapes, from the manifest."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import typing
+
+import cases
+import emulator
+import kflib
+
+MANIFEST = kflib.manifest()["functions"]
+# What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
+FEW = {1: [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
+       2: [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((36, 300), "normal", 0), ((0, 8), "normal", 0)],
+       3: [((2, 3, 304), "special", 0), ((3, 5, 19), "normal", 0), ((2, 5, 9), "wide", 1), ((19, 16, 1), "normal", 0), ((0, 3, 4), "normal", 0)]}
+
+
+@dataclasses.dataclass
+class Sample:
+    variant: str
+    takes: typing.Callable  # function -> bool
+    runs: tuple = emulator.RUNS
+
+    def cases(self, f):
+        return cases.runs(f) if cases.LEVEL > 1 else FEW[len(f["sizes"])]
+
+
+def of_each_kernel(f):
+    """One activation of each op: dtypes and directions are kernels of their own, activations are not."""
+    return f["activation"] == ("gelu" if "{act}" in f["op"] else "none")
+
+
+def one_dtype_per_schedule(f):
+    """Dtypes share the schedules: float for all, 2 bytes for what is summed."""
+    return of_each_kernel(f) and (f["dtypes"][0] == "f32" or (f["dtypes"][0] == "bf16" and f["workspace"]))
+
+
+SAMPLES = {
+    # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
+    "memory": Sample("asan", lambda f: of_each_kernel(f) or f["op"] == "{act}"),
+    "races": Sample("tsan", one_dtype_per_schedule, ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
+}
+
+
+def functions(sample):
+    return [f for f in MANIFEST if cases.LEVEL > 2 or SAMPLES[sample].takes(f)]
+
+
+def run(library, sample, names=()):
+    """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something."""
+    variant = SAMPLES[sample].variant
+    command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, str(pathlib.Path(__file__).with_name("worker.py")),
+               str(library), sample, *names]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env={**os.environ, **emulator.sanitizer_environment(variant)})

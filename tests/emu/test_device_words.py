@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public device words in kernels of one's own, run by the emulation (device_words.cpp); and each of their barriers removed
+once, which must be noticed."""
+
+import os
+import shutil
+import subprocess
+
+import emulator
+import kflib
+import pytest
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+HEADER = kflib.ROOT / "include/kf/core/device.cuh"
+BARRIER = "__syncthreads();"
+BARRIERS = HEADER.read_text().count(BARRIER)
+
+
+def passes(include, work, variant="plain"):
+    """Whether the program, compiled with these headers, finds everything right."""
+    program = work / variant
+    folders = [emulator.HERE / "include", emulator.HERE, *include]
+    subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(emulator.HERE / "device_words.cpp"),
+                    str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
+    environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0"}
+    done = subprocess.run([*(emulator.fixed_addresses() if variant == "tsan" else []), program], capture_output=True, text=True, timeout=300, env=environment)
+    print(done.stdout, done.stderr[:3000])
+    return done.returncode == 0 and done.stdout == "ok\n"
+
+
+@pytest.mark.parametrize("variant", ["plain", "tsan"])
+def test_words(include, tmp_path, variant):
+    assert passes(include, tmp_path, variant)
+
+
+@pytest.mark.parametrize("i", range(BARRIERS))
+def test_removed_barrier(include, tmp_path, i):
+    """By a wrong value or, where every thread of the emulation has read before the next one writes, by the race check."""
+    changed = tmp_path / "include/kf/core"
+    shutil.copytree(kflib.ROOT / "include/kf/core", changed)
+    parts = HEADER.read_text().split(BARRIER)
+    (changed / HEADER.name).write_text(BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:]))
+    folders = [tmp_path / "include", *include]
+    assert not (passes(folders, tmp_path) and passes(folders, tmp_path, "tsan"))

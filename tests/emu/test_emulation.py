@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulation itself: its words mean what CUDA's do, and it reports what it is there to report."""
+
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import emulator
+import kflib
+import numpy as np
+import pytest
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+SOURCE = pathlib.Path(__file__).with_name("faults.cpp")
+ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": emulator.RANDOM}
+
+
+def library(variant):
+    """faults.cpp compiled and linked to the emulation."""
+    include = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, kflib.ROOT / "include")]
+    runtime = emulator.runtime(BUILD / "emu", variant)
+    out = BUILD / "emu" / f"faults_{variant}.{os.getpid()}.so"
+    command = ["g++", "-std=c++17", "-fPIC", "-shared", *emulator.flags(variant), *include, str(SOURCE), str(runtime), "-o", str(out)]
+    subprocess.run(command, check=True)
+    return out
+
+
+class Faults:
+    def __init__(self, path):
+        self.dll = ctypes.CDLL(str(path))
+        self.dll.kft_run.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
+        self.emu = emulator.Emulator(self)
+
+    def run(self, which, threads=64, blocks=1, size=4096, order=emulator.FORWARD, seed=1):
+        out = np.zeros(size, np.int64)
+        self.emu.set(order=order, seed=seed)
+        result = self.dll.kft_run(which.encode(), threads, blocks, out.ctypes.data)
+        return result, out
+
+
+@pytest.fixture(scope="module")
+def faults():
+    path = library("plain")
+    yield Faults(path)
+    path.unlink()
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+class TestWords:
+    def test_shared_memory_is_nan(self, faults, order):
+        for _ in range(2):  # also after a launch has written there, and after a block has
+            result, out = faults.run("unwritten", threads=1, blocks=3, order=order)
+            assert result == 0 and list(out[:6]) == [1] * 6
+
+    @pytest.mark.parametrize("threads", [1, 31, 256, 1024])
+    def test_barriers(self, faults, order, threads):
+        result, out = faults.run("reversal", threads, 3, order=order)
+        want = [10000 * b + threads - 1 - t for b in range(3) for t in range(threads)]
+        assert result == 0 and list(out[:3 * threads]) == want
+
+    def test_warps(self, faults, order):
+        result, out = faults.run("shuffles", 64, order=order)
+        assert result == 0
+        for t, got in enumerate(out[:512].reshape(64, 8)):
+            lane = t % 32
+            down = lane + 4 if lane % 8 < 4 else lane
+            up, thirds = lane - 2 if lane >= 2 else lane, sum(1 << i for i in range(0, 32, 3))
+            want = [5, lane ^ 3, up, int(0.5 * down), thirds, 101 if lane < 7 else 0, lane // 4 * 4 + (lane + 1) % 4, int(lane < 8)]
+            assert list(got) == want
+
+    def test_votes(self, faults, order):
+        result, out = faults.run("votes", 1024, order=order)
+        assert result == 0 and set(out[:1024]) == {0 + 10 + 51200}
+        result, out = faults.run("votes", 7, order=order)
+        assert result == 0 and set(out[:7]) == {1 + 0 + 400}
+
+    def test_atomics(self, faults, order):
+        result, out = faults.run("atomics", 100, 2, order=order)
+        assert result == 0 and list(out[[0, 1, 2, 4, 5, 6, 7]]) == [600, 99, -99, 1, 1, 7, 1] and out[3:4].view(np.float64)[0] == 100.0
+
+    def test_indices(self, faults, order):
+        result, out = faults.run("indices", 5, 2, order=order)
+        assert result == 0 and list(out[:12 * 40]) == [1000 * b + t for b in range(12) for t in range(40)]
+
+
+def test_orders(faults):
+    seen = {name: tuple(faults.run("order", 40, 3, order=order)[1][1:121]) for name, order in ORDERS.items()}
+    assert seen["forward"] == tuple(range(120)) and seen["reversed"] == tuple(reversed(range(120)))
+    assert sorted(seen["random"]) == list(range(120)) and len(set(seen.values())) == 3
+    again, other = (tuple(faults.run("order", 40, 3, order=emulator.RANDOM, seed=s)[1][1:121]) for s in (1, 2))
+    assert again == seen["random"] and sorted(other) == list(range(120)) and other != again
+
+
+REPORTS = {
+    "barrier_not_reached": (64, r"no thread can go on",
+                            r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n  threads 3, 35, 61-63: has returned"),
+    "two_barriers": (64, r"threads meet at different barriers", r"threads 0-7: waits at __syncthreads, .*\n  threads 8-63: waits at __syncthreads, "),
+    "lane_is_missing": (32, r"no thread can go on", r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n  threads 9: has returned"),
+    "masks_differ": (32, r"no thread can go on", r"threads 0-15: waits at __shfl_sync of lanes ffffffff, .*\n  threads 16-31: has returned"),
+    "not_in_its_mask": (64, r"thread \d+ is not in the mask that it gives", r"__shfl_sync of lanes 000000ff"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("which", REPORTS)
+def test_reports(faults, which, order):
+    threads, first, rest = REPORTS[which]
+    result, out = faults.run(which, threads, order=order)
+    text = faults.emu.report
+    assert result == 719, text  # cudaErrorLaunchFailure
+    assert text.startswith(f"{which}, block (0, 0, 0) of (1, 1, 1): ") and re.search(first, text), text
+    assert re.search(rest, text), text
+    if which == "barrier_not_reached":
+        line = SOURCE.read_text().split("\n").index("    __syncthreads(); /* the tests know this line */") + 1
+        assert f"faults.cpp:{line}\n" in text and out[0] == 0
+    assert faults.run("reversal", 256, order=order)[0] == 0  # and the next launch is as good as any
+
+
+def test_a_warp_that_is_not_whole(faults):
+    result, _ = faults.run("beyond_the_warp", threads=40)
+    assert result == 719 and "threads 32-39: waits at __shfl_sync of lanes ffffffff" in faults.emu.report
+    assert faults.run("beyond_the_warp", threads=64)[0] == 0
+
+
+def test_launches_that_a_device_refuses(faults):
+    assert faults.run("no_race", threads=1024)[0] == 0
+    assert faults.run("no_race", threads=1025)[0] == 9 and faults.run("no_race", threads=0)[0] == 9 and faults.run("no_race", blocks=0)[0] == 9
+    assert faults.dll.kft_launch_nothing() == 98
+    faults.emu.set(failure=209)
+    before = faults.emu.launches
+    assert faults.run("no_race")[0] == 209 and faults.emu.launches == before and faults.run("no_race")[0] == 0
+
+
+def test_missing_barriers_show_in_some_order(faults):
+    want = [0, *range(63)]
+    assert list(faults.run("race", 64)[1][:64]) == want  # forward: what is needed happens to be there
+    assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = sys.argv[3].split(":")
+import test_emulation as t
+faults = t.Faults(sys.argv[1])
+faults.emu.set(aborts=int(sys.argv[4]))
+for which in sys.argv[2].split(","):
+    print(faults.run(which, int(sys.argv[5]), 2)[0])
+"""
+
+
+def in_a_process(path, which, variant=None, aborts=0, threads=64):
+    paths = [str(pathlib.Path(__file__).parent), *(str(kflib.ROOT / d) for d in ("tests/support", "gen", "tests"))]
+    environment = emulator.sanitizer_environment(variant) if variant else {}
+    command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, "-c", SCRIPT, str(path), which, ":".join(paths)]
+    command += [str(aborts), str(threads)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+
+
+def test_a_fault_aborts(faults):
+    """Programs that do not ask for anything else."""
+    done = in_a_process(faults.dll._name, "barrier_not_reached", aborts=1)
+    assert done.returncode == -6 and done.stdout == ""
+    assert "kf_emu: barrier_not_reached, block (0, 0, 0) of (2, 1, 1): no thread can go on" in done.stderr
+    assert "threads 3, 35, 61-63: has returned" in done.stderr
+
+
+def line_of(text):
+    return next(i for i, line in enumerate(SOURCE.read_text().split("\n"), 1) if text in line)
+
+
+def test_races_are_reported():
+    """With file and line, between threads and between blocks; what barriers, launches and memory of one's own order is none."""
+    path = library("tsan")
+    try:
+        done = in_a_process(path, "no_race,reversal,atomics,shuffles", "tsan")
+        assert done.returncode == 0 and done.stdout == "0\n" * 4 and "data race" not in done.stderr, done.stderr[:3000]
+        for which, text in (("race", "buffer[threadIdx.x - 1]"), ("late_readers", "too early"), ("race_of_blocks", "void race_of_blocks")):
+            done = in_a_process(path, which, "tsan")
+            assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, which + done.stderr[:3000]
+            assert f"faults.cpp:{line_of(text)}" in done.stderr, done.stderr[:3000]
+    finally:
+        path.unlink()
+
+
+def test_accesses_out_of_bounds_are_reported():
+    path = library("asan")
+    try:
+        done = in_a_process(path, "beyond_shared", "asan", threads=17)
+        assert done.returncode == 66 and re.search("global-buffer-overflow|insufficient space for an object", done.stderr), done.stderr[:3000]
+        assert f"faults.cpp:{line_of('of 16, by 17 threads')}" in done.stderr
+        assert in_a_process(path, "beyond_shared", "asan", threads=16).returncode == 0
+        done = in_a_process(path, "barrier_not_reached", "asan")
+        assert done.returncode == 0 and done.stdout == "719\n", done.stderr[:3000]  # stacks that are left do not confuse it
+    finally:
+        path.unlink()
+
+
+USER = """
+#include <cuda_runtime.h>
+#include <kf/kf.cuh>
+#include <kf/kf.h>
+float by_hand(float x) { return kf_gelu(x) + kf_silu_bwd(x, 1.0f); }
+kf_result_t both(const float *x, float *y) { return kf_cpu_relu_f32(x, y, 1) ? KF_SUCCESS : kf_relu_f32(x, y, 1, nullptr); }
+"""
+
+
+def test_umbrellas(include, tmp_path):
+    """Kernels written by hand can be run here too."""
+    (tmp_path / "user.cpp").write_text(USER)
+    folders = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
+    subprocess.run(["g++", "-std=c++17", "-Werror", *emulator.flags("plain"), *folders, "-fsyntax-only", str(tmp_path / "user.cpp")], check=True)

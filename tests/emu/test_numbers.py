@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every function of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py: in three
+orders of blocks and threads, whose results must be the same to the bit (emulator.RUNS)."""
+
+import checks
+import emulator
+import numeric
+import numpy as np
+import pytest
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+
+
+@pytest.fixture(scope="session")
+def lib():
+    return emulator.build(numeric.FUNCTIONS, BUILD / "emu")
+
+
+@pytest.fixture(scope="session")
+def emu(lib):
+    return emulator.Emulator(lib)
+
+
+@pytest.fixture(scope="session")
+def memory(emu):
+    return emulator.Memory(emu)
+
+
+@numeric.each(numeric.FUNCTIONS, "name")
+def test_numbers(lib, emu, memory, f):
+    emu.forget()
+    numeric.numbers(lib, memory, f)
+    assert emu.missing() == [], "kernels that no shape reaches"
+
+
+@numeric.each(numeric.SKIPPED, "name")
+def test_skipped_gradients(lib, memory, f):
+    numeric.skipped_gradients(lib, memory, f)
+
+
+@numeric.each(numeric.IN_PLACE, "name")
+def test_in_place(lib, memory, f):
+    numeric.in_place(lib, memory, f)
+
+
+@numeric.probabilities
+@numeric.each(numeric.DROPOUT, "name")
+def test_dropout_probabilities(lib, memory, f, p):
+    numeric.dropout_probability(lib, memory, f, p)
+
+
+# Sums of several parts, with tiles that end inside of the tensor.
+TALL = {2: [(200, 24), (90, 700)], 3: [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
+
+
+@numeric.each([f for f in numeric.IN_PLACE if f["workspace"]], "name")
+def test_multiprocessors(lib, emu, memory, f):
+    """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
+    summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel")}
+    for sizes in TALL[len(f["sizes"])]:
+        found = []
+        try:
+            for sms in (132, 5, 1):
+                emu.set(sms=sms)
+                found.append((lib.workspace_bytes(f, sizes), checks.run(lib, memory, f, sizes)))
+        finally:
+            emu.set(sms=132)
+        assert len({need for need, _ in found}) > 1, "the number of parts does not depend on the device"
+        whole = [n for n in found[0][1] if n not in summed]
+        assert all(checks.same_bits(found[0][1][n], other[n]) for _, other in found[1:] for n in whole)
+
+
+@pytest.mark.parametrize("error, code, text", [(209, 7, "no kernel image"), (98, 7, "invalid device function"), (2, 8, "CUDA error 2"),
+                                               (719, 8, "CUDA error 719")])
+def test_a_launch_that_fails(lib, emu, error, code, text):
+    """Its own status is the result, with the function's name; the next call is as good as any."""
+    f = next(f for f in numeric.FUNCTIONS if f["sizes"] == ["n"] and f["activation"] != "none")
+    array = np.zeros(64, np.float64)
+    values = {a["name"]: array.ctypes.data for a in f["arguments"]} | {"n": 8} | f["scalars"]
+    emu.set(failure=error)
+    assert lib.call(f, values) == code
+    assert lib.detail.startswith(f"{f['name']}: launch ") and text in lib.detail, lib.detail
+    assert lib.call(f, values) == 0

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer, for which the threads of a
+block are threads: a race between them is reported with file and line."""
+
+import pathlib
+import sys
+
+import emulator
+import pytest
+import toolkit
+from conftest import BUILD
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import samples  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+
+
+@pytest.mark.parametrize("sample", samples.SAMPLES)
+def test_clean(sample):
+    functions = samples.functions(sample)
+    lib = emulator.library(functions, BUILD / "emu", samples.SAMPLES[sample].variant)
+    done = samples.run(lib, sample)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000]
+    assert done.stdout.startswith(f"{len(functions)} functions, ") and "WARNING" not in done.stderr

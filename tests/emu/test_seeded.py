@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof that the emulation bites: the headers are broken in one place at a time, in a copy, and something that CI runs must
+notice: an order of the threads, or a sanitizer."""
+
+import pathlib
+import re
+import shutil
+import sys
+
+import cases
+import checks
+import emulator
+import pytest
+import toolkit
+from conftest import ROOT
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import samples  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": emulator.RANDOM}
+CORE = ROOT / "include/kf/core"
+BARRIER = "__syncthreads();"
+
+# file, text, what stands there instead, functions, sanitizers that run too
+SEEDED = {
+    "a store's tail one long": (
+        "kf/core/vector.cuh", r"if \(u \* step \+ e < left\)", "if (u * step + e <= left)",
+        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"), ("memory",)),
+    "a store's tail one short": (
+        "kf/core/vector.cuh", r"if \(u \* step \+ e < left\)", "if (u * step + e < left - 1)",
+        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"), ()),
+    "a load's tail one long": (
+        "kf/core/vector.cuh", r"u \* step \+ e < left \?", "u * step + e <= left ?",
+        ("kf_add_relu_f32", "kf_cast_f32_f16"), ("memory",)),
+    "a whole vector behind the end": (
+        "kf/ops/add.cuh", r"\(unroll - 1\) \* step \+ vec <= left", "(unroll - 1) * step + vec <= left + vec",
+        ("kf_add_relu_f32", "kf_add_bwd_bf16"), ("memory",)),
+    "the mask of another group": (
+        "kf/core/map_device.cuh", r"\(kfi_u64\)index >> 3", "(kfi_u64)index >> 2",
+        ("kf_dropout_f32", "kf_bias_relu_dropout_bwd_bf16"), ()),
+    "the mask of the next element": (
+        "kf/core/map_device.cuh", r"\(unsigned\)index & 7u", "(unsigned)(index + 1) & 7u",
+        ("kf_dropout_f32", "kf_relu_dropout_state_f64"), ()),
+    "the mask of a thread's first vector in all of them": (
+        "kf/ops/act_dropout.cuh", r"rng, first \+ u \* step\)", "rng, first)",
+        ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
+    "gradients swapped": (
+        "kf/ops/sub.cuh", r"(kfi_cast\(&da_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&db_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
+        ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
+    "sums of another column": (
+        "kf/core/map_device.cuh", r"float total = buffer\[c\];", "float total = buffer[c ^ 1];",
+        ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"), ()),
+    "the sum's last part left out": (
+        "kf/core/map.cuh", r"if \(row < s\.parts && col", "if (row < s.parts - 1 && col",
+        ("kf_bias_bwd_f32", "kf_bias_bwd_f64"), ()),
+    "the next channel": (
+        "kf/core/map_device.cuh", r"at\.next = at\.row \+ 1 <", "at.next = at.row + 2 <",
+        ("kf_batch_norm_f32", "kf_batch_norm_bf16"), ()),
+    "a lane less in a shuffle": (
+        "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
+        ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
+}
+# Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
+# of each dtype and schedule.
+SUMS = [f for f in samples.MANIFEST if f["workspace"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]]
+SITES = [(path, i) for path in sorted(CORE.glob("map*.cuh")) for i in range(path.read_text().count(BARRIER))]
+
+
+def broken(include, folder, file, change):
+    """A copy of the headers with one file changed."""
+    for source in include:
+        shutil.copytree(source / "kf", folder / "kf", dirs_exist_ok=True)
+    text = (folder / file).read_text()
+    changed = change(text)
+    assert changed != text, f"{file} has nothing to break any more: write this fault anew"
+    (folder / file).write_text(changed)
+    return [folder]
+
+
+def caught(include, folder, functions, sanitizers):
+    """Which of the ways that CI runs notice."""
+    lib = emulator.build(functions, folder / "lib", include=include)
+    emu = emulator.Emulator(lib)
+    found = set()
+    for way, order in ORDERS.items():
+        memory = emulator.Memory(emu, ((order, emulator.FILL), (order, 1)))
+        try:
+            for f in functions:
+                for sizes, values, shift in cases.runs(f):
+                    checks.run(lib, memory, f, sizes, values, shift=shift)
+        except checks.Failure:
+            found.add(way)
+    for sample in sanitizers:
+        sanitized = emulator.library(functions, folder / "lib", samples.SAMPLES[sample].variant, include)
+        if samples.run(sanitized, sample, [f["name"] for f in functions]).returncode == 66:
+            found.add(sample)
+    return found
+
+
+@pytest.mark.parametrize("what", SEEDED)
+def test_seeded_fault(include, tmp_path, what):
+    file, text, instead, names, sanitizers = SEEDED[what]
+    functions = [f for f in samples.MANIFEST if f["name"] in names]
+    assert len(functions) == len(names)
+    found = caught(broken(include, tmp_path, file, lambda t: re.sub(text, instead, t)), tmp_path, functions, sanitizers)
+    print("noticed by", sorted(found))  # pytest -rP shows it
+    assert found, f"nobody notices {what}"
+    assert set(sanitizers) <= found, f"{sanitizers} do not notice {what}"
+
+
+@pytest.mark.parametrize("path, i", SITES, ids=[f"{path.name}-{i}" for path, i in SITES])
+def test_removed_barrier(include, tmp_path, path, i):
+    def remove(text):
+        parts = text.split(BARRIER)
+        return BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:])
+
+    sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == SITES[0] else ()  # thousands of reports take minutes
+    found = caught(broken(include, tmp_path, f"kf/core/{path.name}", remove), tmp_path, SUMS, sanitizers)
+    print("noticed by", sorted(found))  # pytest -rP shows it
+    assert found, f"nobody notices that barrier {i} of {path.name} is gone"
+    assert set(sanitizers) <= found, "ThreadSanitizer does not"
+
+
+def test_the_original_is_green(include, tmp_path):
+    """The machinery above does not turn red by itself."""
+    names = {n for fault in SEEDED.values() for n in fault[3]}
+    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS]
+    assert len(SITES) >= 8 and len(SUMS) >= 6
+    assert caught(include, tmp_path, functions, ()) == set()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every CUDA launcher asks of the runtime, over one that only counts: launches on the caller's stream within the limits
+of every GPU, and a launch's own status as the result."""
+
+import hostcuda
+import pytest
+import toolkit
+from refusals import BUILD, CUDA, FUNCTIONS, NO_KERNEL_IMAGE, UNSUPPORTED, Call, tensors_of
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+STREAM = 0x5EED0
+NO_DRIVER, NO_IMAGE, INVALID_FUNCTION, NO_MEMORY = 35, 209, 98, 2
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    return hostcuda.build(FUNCTIONS, BUILD)
+
+
+def test_the_callers_stream(cuda, functions):
+    for f in functions:
+        call = Call(cuda, f)
+        before = cuda.seen.count
+        assert cuda.call(f, call.values, STREAM) == 0
+        seen = cuda.seen
+        assert seen.count - before == 1 + bool(f["workspace"]) and seen.stream == STREAM, f["name"]
+        threads = seen.block[0] * seen.block[1] * seen.block[2]
+        assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
+        assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1 and seen.shared_bytes == 0, f["name"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(NO_DRIVER, CUDA), (NO_MEMORY, CUDA), (NO_IMAGE, NO_KERNEL_IMAGE), (INVALID_FUNCTION, NO_KERNEL_IMAGE)])
+def test_the_launchs_own_status(cuda, functions, status, code):
+    """A launch that fails is the call's result, and the second stage of a sum is not launched then."""
+    cuda.seen.status = status
+    try:
+        for f in functions:
+            before = cuda.seen.count
+            assert cuda.call(f, Call(cuda, f).values) == code, f["name"]
+            assert cuda.seen.count == before + 1, f["name"]
+            assert cuda.detail.startswith(f"{f['name']}: launch of ") and f"CUDA error {status} (" in cuda.detail, cuda.detail
+    finally:
+        cuda.seen.status = 0
+
+
+def test_the_streams_device(cuda, functions):
+    """Must be the current one: the message names both, and nothing is launched."""
+    for current, own in ((0, 1), (1, 0)):
+        cuda.seen.current, cuda.seen.own = current, own
+        try:
+            for f in functions:
+                before = cuda.seen.count
+                assert cuda.call(f, Call(cuda, f).values, STREAM) == CUDA and cuda.seen.count == before, f["name"]
+                assert cuda.detail == f"{f['name']}: stream is of device {own}, expected the current one, device {current}"
+        finally:
+            cuda.seen.current = cuda.seen.own = 0
+
+
+def test_a_captured_stream_is_not_asked(cuda, functions):
+    """Its device: the question would end the capture."""
+    cuda.seen.capturing = 1
+    try:
+        for f in functions:
+            assert cuda.call(f, Call(cuda, f).values, STREAM) == 0, cuda.detail
+    finally:
+        cuda.seen.capturing = cuda.seen.status = 0
+
+
+LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16)}
+
+
+def test_more_blocks_than_a_launch_may_have(cuda, functions):
+    """Pointers that nobody dereferences, tensors of 2^45 elements: refused by those that give a block to so many."""
+    for f in functions:
+        call = Call(cuda, f).set(**dict(zip(f["sizes"], LARGE[len(f["sizes"])])))
+        for i, a in enumerate(tensors_of(f)):
+            call.set(**{a["name"]: (i + 1) * 2**52})
+        if f["workspace"]:  # these walk down the rows: a launch of few blocks
+            call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
+        else:
+            got = cuda.call(f, call.values)
+            assert got == UNSUPPORTED, f"{f['name']}: {got} {cuda.detail}"
+            assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail

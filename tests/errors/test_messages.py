@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts of errors: one per code, never longer than their buffer, one per thread, untouched by success."""
+
+import threading
+
+from refusals import FUNCTIONS, INVALID_SIZE, Call
+
+
+def test_codes_have_texts(lib):
+    texts = [lib.string(code) for code in range(10)]
+    assert texts[0] == "success" and len(set(texts)) == 10 and all(len(t) > 5 or t == "success" for t in texts)
+    assert lib.string(10) == lib.string(-1) == "unknown result code"
+
+
+def test_long_messages_are_cut(lib):
+    """Names, pointers and numbers at their longest stay within the buffer."""
+    f = max(FUNCTIONS, key=lambda f: len(f["cpu_name"]))
+    Call(lib, f).set(**{f["sizes"][-1]: -2**63}).refuses(INVALID_SIZE, f["sizes"][-1], str(-2**63))
+
+
+def test_success_leaves_the_detail_alone(lib):
+    """Nobody writes a text for a call that is right."""
+    f, other = FUNCTIONS[0], FUNCTIONS[-1]
+    Call(lib, f).set(**{f["sizes"][0]: -7}).refuses(INVALID_SIZE, f["sizes"][0])
+    before = lib.detail
+    call = Call(lib, other)
+    assert lib.call(other, call.values) == 0 and lib.detail == before and "-7" in before
+
+
+def test_a_detail_per_thread(lib):
+    f = FUNCTIONS[0]
+    size, said = f["sizes"][0], {}
+    barrier = threading.Barrier(4)
+
+    def fail(value):
+        call = Call(lib, f).set(**{size: value})
+        barrier.wait()
+        code = lib.call(f, call.values)
+        barrier.wait()  # all have failed: whose text is whose?
+        said[value] = code, lib.detail
+
+    fail_all = [threading.Thread(target=fail, args=(-k,)) for k in range(1, 5)]
+    for thread in fail_all:
+        thread.start()
+    for thread in fail_all:
+        thread.join()
+    for value, (code, detail) in said.items():
+        assert code == INVALID_SIZE and f"{size} is {value}, " in detail
+    assert len(said) == 4

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of every function that share memory: in place where the manifest allows it, refused otherwise."""
+
+from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of
+
+
+def in_place(o, other):
+    return o["kind"] == other["kind"] and o["kind"] in ("elem", "half") and item(o) == item(other) and other["role"] == "in"
+
+
+def twins(o, other):
+    return o["same_as"] == other["name"] or other["same_as"] == o["name"] or (o["same_as"] and o["same_as"] == other["same_as"])
+
+
+def test_overlap(lib, functions):
+    """An output that lies partly on an input, on a row operand, on another output or on an output of another shape."""
+    for f in functions:
+        tensors = tensors_of(f)
+        for o in tensors:
+            for other in tensors if o["role"] != "in" else ():
+                if other["name"] == o["name"] or other["unread"]:
+                    continue
+                # The message is about the later of two outputs.
+                later = max((o, other), key=tensors.index)
+                first, second = (later, o if later is other else other) if other["role"] != "in" else (o, other)
+                words = (first["name"], f"overlaps {second['name']} at", "expected")
+                call = Call(lib, f)
+                call.set(**{o["name"]: call.address(other["name"])})
+                if in_place(o, other):
+                    call.accepts(f"{o['name']} in place of {other['name']}", [other["name"], *outputs(f)])
+                elif twins(o, other):
+                    call.accepts(f"{o['name']} the same as {other['name']}", outputs(f))
+                else:
+                    call.refuses(OVERLAP, *words)
+                # One element further or back, and the last element onto the first: never allowed.
+                step = max(item(o), item(other))
+                for shift in (step, -step, call.bytes[other["name"]] - step, step - call.bytes[o["name"]]):
+                    if shift == 0 or (shift < 0 and -shift >= call.bytes[o["name"]]) or shift >= call.bytes[other["name"]]:
+                        continue
+                    call = Call(lib, f)
+                    target = call.address(other["name"]) + shift
+                    if target % item(o) == 0:
+                        call.set(**{o["name"]: target}).refuses(OVERLAP, *words)
+
+
+def test_what_is_not_read_may_lie_anywhere(lib, functions):
+    for f in functions:
+        for a in tensors_of(f):
+            if a["unread"]:
+                for o in outputs(f):
+                    call = Call(lib, f)
+                    call.set(**{a["name"]: call.address(o)}).accepts(f"{a['name']}, which is not read, on {o}", outputs(f))
+
+
+def test_side_by_side(lib, functions):
+    """Tensors that touch do not overlap."""
+    for f in functions:
+        for order in (1, -1):  # an output behind an input, and before one
+            call = Call(lib, f, {1: (64,), 2: (4, 16), 3: (2, 4, 8)}[len(f["sizes"])])  # all of them multiples of 8 bytes
+            at = call.base + GAP
+            for a in tensors_of(f)[::order]:
+                call.set(**{a["name"]: at})
+                at += call.bytes[a["name"]]
+            assert at % 8 == 0
+            assert lib.call(f, call.values) == SUCCESS, f"{call.name}: {lib.detail}"
+
+
+def test_tensors_of_no_elements_overlap_nothing(lib, functions):
+    """A sum over no rows is written all the same, and an input without elements may point into it."""
+    for f in functions:
+        call = Call(lib, f, (0,) + (16, 3)[:len(f["sizes"]) - 1])
+        for a in tensors_of(f):
+            for o in tensors_of(f):
+                if o["role"] == "sum" and call.bytes[o["name"]] and not call.bytes[a["name"]]:
+                    call = Call(lib, f, call.sizes)
+                    call.set(**{a["name"]: call.address(o["name"]) + 8}).accepts(f"{a['name']} of no elements inside {o['name']}", outputs(f))
+                    call = Call(lib, f, call.sizes)
+                    call.set(**{a["name"]: call.address(":workspace") + 8}).accepts(f"{a['name']} of no elements inside the workspace", outputs(f))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pointers of every function: NULL exactly where the manifest says so, and aligned to their elements."""
+
+from refusals import INVALID_VALUE, NULL_POINTER, POISON, Call, count, item, outputs, sums, tensors_of
+
+
+def test_the_valid_call(lib, functions):
+    """Everything else here changes one thing of a call that is right."""
+    for f in functions:
+        call = Call(lib, f)
+        call.accepts("a valid call", outputs(f))
+        for name in outputs(f) if lib.backend == "cpu" else ():
+            assert (call.span(name) != POISON).any(), f"{call.name} did not write {name}"
+
+
+def test_null(lib, functions):
+    for f in functions:
+        for a in tensors_of(f):
+            if a["nullable"]:
+                Call(lib, f).set(**{a["name"]: None}).accepts(f"{a['name']} NULL", set(outputs(f)) - {a["name"]})
+            else:
+                call = Call(lib, f).set(**{a["name"]: None})
+                call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(a, call.sizes)} elements")
+        # All that may be NULL together, the workspace too when no sum is asked for.
+        nullable = [a["name"] for a in tensors_of(f) if a["nullable"]]
+        call = Call(lib, f).set_all(nullable, None).set(workspace=None, workspace_bytes=0)
+        call.accepts("everything nullable NULL", [n for n in outputs(f) if n not in nullable])
+
+
+def test_misaligned_to_the_element(lib, functions):
+    for f in functions:
+        for a in tensors_of(f):
+            for shift in {1, item(a) // 2}:
+                call = Call(lib, f)
+                call.set(**{a["name"]: call.address(a["name"]) + shift})
+                call.refuses(INVALID_VALUE, a["name"], f"{a['name']} is 0x", f"expected a pointer aligned to its {item(a)}-byte elements")
+
+
+def test_pointers_come_before_the_workspace(lib, functions):
+    for f in functions:
+        for a in tensors_of(f) if sums(f) else ():
+            if not a["nullable"]:
+                Call(lib, f).set(workspace=None, **{a["name"]: None}).refuses(NULL_POINTER, a["name"])

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar arguments of every function: the probability, the state, and those of which any value is right."""
+
+from refusals import FUNCTIONS, INVALID_VALUE, NULL_POINTER, OVERLAP, Call, outputs, tensors_of
+
+# What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
+ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overlap", "sum": "test_pointers, test_overlap", "size": "test_sizes",
+         "workspace": "test_workspace", "probability": "test_probability", "state": "test_state",
+         "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value"}
+ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
+       "act_scalar": (0.0, -1e30, float("inf"), float("nan"))}
+
+
+def test_every_role_is_tried():
+    assert {a["role"] for f in FUNCTIONS for a in f["arguments"]} == set(ROLES)
+
+
+def test_probability(lib, functions):
+    for f in functions:
+        if not f["dropout"]:
+            continue
+        for p, text in ((-0.1, "-0.1"), (1.5, "1.5"), (float("nan"), "nan"), (float("inf"), "inf"), (-1e-30, "-1e-30"), (1.0000002, "1")):
+            Call(lib, f).set(p=p).refuses(INVALID_VALUE, "p", f"p is {text}", "expected 0 <= p <= 1")
+            # Scalars are looked at before sizes are found to be zero, and before pointers.
+            Call(lib, f).set(p=p, **{f["sizes"][0]: 0}).refuses(INVALID_VALUE, "p")
+            Call(lib, f).set(p=p).set_all([a["name"] for a in tensors_of(f)], None).refuses(INVALID_VALUE, "p")
+        for p in (0.0, 1.0, -0.0):
+            Call(lib, f).set(p=p).accepts(f"p = {p}", outputs(f))
+
+
+def test_state(lib, functions):
+    """The {seed, offset} of a _state twin is a pointer as any other."""
+    for f in functions:
+        if not f["state"]:
+            continue
+        Call(lib, f).set(state=None).refuses(NULL_POINTER, "state", "state is NULL, expected a pointer to 2 elements")
+        call = Call(lib, f)
+        call.set(state=call.address(":state") + 4).refuses(INVALID_VALUE, "state", "state is 0x", "aligned to its 8-byte elements")
+        Call(lib, f).set(state=None, **{s: 0 for s in f["sizes"]}).accepts("a state that nobody reads")
+
+
+def test_state_overlaps(lib, functions):
+    """It is read while outputs and the workspace are written."""
+    for f in functions:
+        for name in (*outputs(f), *([":workspace"] if f["workspace"] else [])) if f["state"] else ():
+            argument = name.strip(":")
+            for shift in (0, -8, 8):
+                call = Call(lib, f)
+                call.set(state=call.address(name) + shift)
+                call.refuses(OVERLAP, argument, "overlaps state at 0x", "expected")
+
+
+def test_any_value(lib, functions):
+    for f in functions:
+        for a in f["arguments"]:
+            for value in ANY.get(a["role"], ()):
+                Call(lib, f).set(**{a["name"]: value}).accepts(f"{a['name']} = {value}", outputs(f))

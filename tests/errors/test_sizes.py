@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of every function: negative ones and products that overflow are refused, zero extents are success."""
+
+from refusals import EXTENTS, INVALID_SIZE, Call, count, outputs, sums, tensors_of
+
+OVERFLOWS = {1: [(2**62,), (2**63 - 1,)], 2: [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
+             3: [(2**22, 2**22, 2**22), (2**62, 1, 4), (2**32, 1, 2**32), (1, 2**62, 2**62), (2**63 - 1, 2, 1)]}
+MOST = 2**58
+
+
+def names_of(f):
+    return [a["name"] for a in tensors_of(f)]
+
+
+def test_negative_sizes(lib, functions):
+    for f in functions:
+        first, last = f["sizes"][0], f["sizes"][-1]
+        for size in f["sizes"]:
+            for value in (-1, -2**40, -2**63):
+                Call(lib, f).set(**{size: value}).refuses(INVALID_SIZE, size, f"{size} is {value}, expected 0 or more")
+        # Sizes come before pointers, and a negative one before a zero one.
+        Call(lib, f).set_all(names_of(f), None).set(**{last: -3}).refuses(INVALID_SIZE, last)
+        if first != last:
+            Call(lib, f).set(**{first: 0, last: -3}).refuses(INVALID_SIZE, last)
+            Call(lib, f).set(**{first: -3, last: 0}).refuses(INVALID_SIZE, first)
+
+
+def test_products_that_overflow(lib, functions):
+    """The message is about the first size that the ones before it leave no room for."""
+    for f in functions:
+        for sizes in OVERFLOWS[len(f["sizes"])]:
+            room, wrong = MOST, None
+            for name, size in zip(f["sizes"], sizes):
+                wrong, room = wrong or (name if size > room else None), room // max(size, 1)
+            call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
+            call.refuses(INVALID_SIZE, wrong, f"{wrong} is {sizes[f['sizes'].index(wrong)]}, expected a tensor of at most 2^58 elements")
+
+
+def test_zero_extents(lib, functions):
+    """Success without a pointer; what is summed over nothing is zero."""
+    for f in functions:
+        sizes = EXTENTS[len(f["sizes"])]
+        for i, size in enumerate(f["sizes"]):
+            empty = tuple(0 if i == j else s for j, s in enumerate(sizes))
+            call = Call(lib, f, empty)
+            summed = [a["name"] for a in tensors_of(f) if a["role"] == "sum" and count(a, empty)]
+            call.set_all([a["name"] for a in tensors_of(f) if count(a, empty) == 0], None)
+            call.accepts(f"{size} = 0", summed)
+            for name in summed if lib.backend == "cpu" else ():
+                assert not call.span(name).any(), f"{call.name}: {name} over {size} = 0 is not zero"
+            if not summed:  # nothing to write: no pointer is looked at
+                call = Call(lib, f, empty).set_all(names_of(f), None).set(workspace=None, workspace_bytes=0)
+                call.accepts(f"{size} = 0, all NULL")
+                call.set_all(names_of(f), 1).accepts(f"{size} = 0, pointers of no meaning")
+                assert call._call()[2] == 0, f"{call.name} launches something for {size} = 0"
+        call = Call(lib, f).set_all(f["sizes"], 0).set_all(names_of(f), None).set(workspace=None, workspace_bytes=0)
+        call.accepts("all sizes 0")
+        assert call._call()[2] == 0, f"{call.name} launches something for nothing"
+
+
+def test_sums_over_nothing_may_be_unwanted(lib, functions):
+    for f in functions:
+        if sums(f):
+            call = Call(lib, f, (0,) + EXTENTS[len(f["sizes"])][1:]).set_all(sums(f), None).set(workspace=None, workspace_bytes=0)
+            call.accepts("no rows and no sum", [n for n in outputs(f) if n not in sums(f)])

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused; where no
+sum is wanted it is not looked at."""
+
+from refusals import EXTENTS, FUNCTIONS, OVERLAP, WORKSPACE, Call, item, outputs, sums, tensors_of
+
+
+def with_workspace(functions):
+    return [f for f in functions if f["workspace"]]
+
+
+def test_who_has_one():
+    """The tests below are about something."""
+    assert len(with_workspace(FUNCTIONS)) > 300 and all(bool(f["workspace"]) == bool(sums(f)) for f in FUNCTIONS)
+
+
+def test_missing_small_misaligned(lib, functions):
+    for f in with_workspace(functions):
+        call = Call(lib, f)
+        need = call.workspace_bytes
+        assert need > 0
+        words = (f"expected 16-byte aligned memory of {need} bytes",)
+        call.set(workspace=None).refuses(WORKSPACE, "workspace", *words)
+        Call(lib, f).set(workspace=None, workspace_bytes=0).refuses(WORKSPACE, "workspace", "of 0 bytes", *words)
+        for got in (need - 1, 1, 0):
+            Call(lib, f).set(workspace_bytes=got).refuses(WORKSPACE, "workspace", f"of {got} bytes", *words)
+        for shift in (1, 4, 8):
+            call = Call(lib, f)
+            call.set(workspace=call.address(":workspace") + shift).refuses(WORKSPACE, "workspace", *words)
+        Call(lib, f).set(workspace_bytes=2**63).accepts("more workspace than needed", outputs(f))
+        for one in sums(f):
+            Call(lib, f).set(workspace=None).set_all([s for s in sums(f) if s != one], None).refuses(WORKSPACE, "workspace", *words)
+
+
+def test_not_wanted_not_needed(lib, functions):
+    for f in with_workspace(functions):
+        rest = set(outputs(f)) - set(sums(f))
+        Call(lib, f).set_all(sums(f), None).set(workspace=None, workspace_bytes=0).accepts("no sum and no workspace", rest)
+        first = tensors_of(f)[0]["name"]
+        call = Call(lib, f).set_all(sums(f), None)
+        call.set(workspace=call.address(first)).accepts("no sum, and a workspace that nobody uses on a tensor", rest)
+
+
+def test_overlap(lib, functions):
+    """A tensor whose first or last element lies in the workspace; one beside it, before and behind, does not."""
+    for f in with_workspace(functions):
+        for a in tensors_of(f):
+            call = Call(lib, f)
+            begin, end, size = call.address(":workspace"), call.address(":workspace") + call.workspace_bytes, call.bytes[a["name"]]
+            unit = item(a)
+            inside = {begin, begin + unit, end - unit, begin - size + unit, (begin + end) // 2 // unit * unit}
+            # GAP is larger than any tensor: none that is moved here reaches another one.
+            for at in sorted(inside):
+                call = Call(lib, f)
+                at += call.address(":workspace") - begin  # each call has an arena of its own
+                call.set(**{a["name"]: at})
+                if a["unread"]:
+                    call.accepts(f"{a['name']}, which is not read, on the workspace", outputs(f))
+                else:
+                    expected = f"expected {call.workspace_bytes} bytes apart from every tensor"
+                    call.refuses(OVERLAP, "workspace", f"overlaps {a['name']} at 0x", expected)
+            for where in (-size // unit * unit, call.workspace_bytes):
+                call = Call(lib, f)
+                at = call.address(":workspace") + where
+                call.bytes[a["name"]], call.at[a["name"]] = size, at - call.base
+                if at % unit == 0:
+                    call.set(**{a["name"]: at}).accepts(f"{a['name']} beside the workspace", outputs(f))
+
+
+def test_only_what_is_used_must_be_apart(lib, functions):
+    """A caller's workspace may be larger than one call needs, and reach over what this call does not touch."""
+    for f in with_workspace(functions):
+        call = Call(lib, f)
+        call.set(workspace_bytes=2**40).accepts("a workspace that is said to reach far", outputs(f))
+
+
+def test_query(lib, functions):
+    """Nonsense sizes ask for nothing; the size does not shrink when a tensor grows."""
+    for f in with_workspace(functions):
+        sizes = list(EXTENTS[len(f["sizes"])])
+        assert lib.workspace_bytes(f, [-1] + sizes[1:]) == 0
+        assert lib.workspace_bytes(f, [2**62] * len(sizes)) == 0
+        assert lib.workspace_bytes(f, [4096] + sizes[1:]) >= lib.workspace_bytes(f, sizes)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random argument tuples of every launcher, C and CUDA, against a model of its checks in Python: the same code, the same
+argument in the message, and nothing written or launched when it is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import (
+    FUNCTIONS,
+    INVALID_SIZE,
+    INVALID_VALUE,
+    NULL_POINTER,
+    OVERLAP,
+    SUCCESS,
+    WORKSPACE,
+    Call,
+    count,
+    item,
+    library,
+    tensors_of,
+)
+
+from examples import examples
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def lib(request):
+    return library(request.param)
+
+
+class Operand:
+    def __init__(self, name, kind, size, elements, at, out, nullable, unread, same_as):
+        self.name, self.kind, self.size, self.elements, self.at, self.out = name, kind, size, elements, at or 0, out
+        self.nullable, self.unread, self.same_as = nullable, unread, same_as
+
+    @property
+    def bytes(self):
+        return set_of(self.at, self.elements * self.size)
+
+
+def set_of(at, count_):
+    return range(at, at + count_)
+
+
+def meet(a, b):
+    """Whether two ranges of addresses have one in common."""
+    return len(range(max(a.start, b.start), min(a.stop, b.stop))) > 0
+
+
+def operands_of(f, values, sizes):
+    found = [Operand(a["name"], a["kind"], item(a), count(a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"], a["same_as"])
+             for a in tensors_of(f)]
+    if f["dropout"]:
+        found.append(Operand("state", "pair", 8, 2, values["state"] if f["state"] else None, False, not f["state"], False, ""))
+    return found
+
+
+def may_share(o, other):
+    """Whether an output may lie on another tensor when both begin at the same address: in place, or equal gradients."""
+    if o.at != other.at or o.size != other.size or o.kind != other.kind:
+        return False
+    if not other.out:
+        return o.kind in ("elem", "half")
+    return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
+
+
+def verdict(f, values, workspace_needed):
+    """(code, argument) as design.md section 4 has it: scalars and sizes, nothing to do, pointers, overlap, workspace."""
+    if f["dropout"] and not 0 <= values["p"] <= 1:
+        return INVALID_VALUE, "p"
+    sizes = [values[s] for s in f["sizes"]]
+    for name, size in zip(f["sizes"], sizes):
+        if size < 0:
+            return INVALID_SIZE, name
+    room = 2**58
+    for name, size in zip(f["sizes"], sizes):
+        if size > room:
+            return INVALID_SIZE, name
+        room //= max(size, 1)
+    summed = [a for a in tensors_of(f) if a["role"] == "sum"]
+    if not (count(summed[0], sizes) if summed else all(sizes)):
+        return SUCCESS, None
+    operands = operands_of(f, values, sizes)
+    for o in operands:
+        if not o.at and not o.nullable and o.elements:
+            return NULL_POINTER, o.name
+        if o.at % o.size:
+            return INVALID_VALUE, o.name
+    for i, o in enumerate(operands):
+        for j, other in enumerate(operands):
+            if o.out and o.at and i != j and other.at and not (other.out and j > i) and not other.unread:
+                if meet(o.bytes, other.bytes) and not may_share(o, other):
+                    return OVERLAP, o.name
+    if any(values[a["name"]] for a in summed) and workspace_needed:
+        workspace = values["workspace"] or 0
+        if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
+            return WORKSPACE, "workspace"
+        if any(o.at and not o.unread and meet(o.bytes, set_of(workspace, workspace_needed)) for o in operands):
+            return OVERLAP, "workspace"
+    return SUCCESS, None
+
+
+def spoil(data, call, f):
+    """One to three changes of a valid call: to NULL, off its alignment, onto or beside another tensor; sizes, p, workspace."""
+    names = [a["name"] for a in tensors_of(f)] + (["state"] if f["state"] else []) + (["workspace"] if f["workspace"] else [])
+    places = {**{a["name"]: call.address(a["name"]) for a in tensors_of(f)}, "workspace": call.address(":workspace"), "state": call.address(":state")}
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(names))
+        match data.draw(st.integers(0, 6)):
+            case 0:
+                call.set(**{name: None})
+            case 1:
+                call.set(**{name: places[name] + data.draw(st.integers(1, 16))})
+            case 2 | 3:
+                other = data.draw(st.sampled_from(sorted(places)))
+                end = call.bytes.get(other, call.bytes.get(f":{other}", 0))
+                step = data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16, -2, -4, -8, -16, end, end - 4, end + 16 - end % 16]))
+                call.set(**{name: places[other] + step})
+            case 4:
+                size = data.draw(st.sampled_from(f["sizes"]))
+                own = call.sizes[f["sizes"].index(size)]
+                call.set(**{size: data.draw(st.sampled_from([0, 1, own - 1, -1, -2**63, 2**62, 2**58 + 1]))})
+            case 5:
+                call.set(p=data.draw(st.sampled_from([0.0, 1.0, -0.0, 1.5, -1.0, float("nan"), float("inf")])))
+            case 6:
+                call.set(workspace_bytes=data.draw(st.sampled_from([0, call.workspace_bytes - 1, call.workspace_bytes, 2**62])))
+
+
+@examples(1500)
+@given(data=st.data())
+def agrees(lib, met, data):
+    f = data.draw(st.sampled_from(FUNCTIONS))
+    call = Call(lib, f)
+    spoil(data, call, f)
+    sizes = [call.values[s] for s in f["sizes"]]
+    code, argument = verdict(f, call.values, lib.workspace_bytes(f, sizes))
+    got, changed, launches = call._call()
+    said = f"{call.name}({ {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()} })"
+    assert got == code, f"{said} returned {got} ({lib.detail}), the model says {code} for {argument}"
+    if code != SUCCESS:
+        assert lib.detail.startswith(f"{call.name}: {argument} "), f"{said}: the message is {lib.detail!r}, the model says {argument}"
+        assert not changed.size and not launches, f"{said} was refused, and wrote {changed.size} bytes, launched {launches} kernels"
+    met.add(code)
+
+
+def test_the_model_agrees(lib):
+    """And the examples are not all of one kind."""
+    met = set()
+    agrees(lib, met)
+    assert met == {SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every CUDA header by nvcc: alone, together, every kernel on one architecture and samples on the others, with debug
+information, and with CUDA's half operators switched off. No warning anywhere."""
+
+import cases
+import compilers
+import kflib
+import pytest
+from compilers import ARCH, CORE_C, CORE_CUDA, NVCC, NVCC_WARNINGS, STEMS, addresses, compile_cuda, file_of, flags, passes, sample, write
+
+pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
+FUNCTIONS = kflib.manifest()["functions"]
+# Every kernel of one op and dtypes, on the oldest architecture, for which nothing but the portable path is there.
+ALL_ON = "sm_75"
+QUICK = ("-Xcicc=-O1", "-Xptxas=-O1") if cases.LEVEL < 2 else ()  # accepts and warns of the same, in two thirds of the time
+PROGRAMS = {}
+for f in FUNCTIONS:
+    PROGRAMS.setdefault(f"{f['header']}-{'_'.join(f['dtypes'])}" if len(f["dtypes"]) == 1 else f["header"], []).append(f)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+
+
+def cubin(include, folder, functions, arch, *extra):
+    [source] = write(folder, {"all.cu": addresses(functions)})
+    passes([NVCC, f"-arch={arch}", "-Werror", "all-warnings", *extra, *flags(include), "-cubin", source, "-o", folder / "all.cubin"], cwd=folder)
+
+
+@pytest.mark.parametrize("arch", [ALL_ON] if cases.LEVEL < 3 else ARCHITECTURES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_kernel(program, arch, include, tmp_path):
+    cubin(include, tmp_path, PROGRAMS[program], arch, *QUICK)
+
+
+@pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != ALL_ON])
+def test_other_architectures(arch, include, tmp_path):
+    """Every second op and direction, other ones, dtypes and activations on each."""
+    turn = ARCHITECTURES.index(arch)
+    cubin(include, tmp_path, sample(turn)[turn % 2::2], arch, *QUICK)
+
+
+def test_core_alone(include, tmp_path):
+    headers = [*CORE_CUDA, "kf/ops/activations.cuh", "kf/kf.cuh"]
+    compile_cuda(include, tmp_path, {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in headers})
+    # The C headers of core that CUDA code shares.
+    shared = [h for h in CORE_C if h not in ("kf/core/math.h", "kf/core/map.h", "kf/core/parallel.h")]
+    compile_cuda(include, tmp_path, {"shared.cu": "".join(f'#include "{h}"\n' for h in shared)})
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_ops_alone(part, include, tmp_path):
+    """Whole objects, both of nvcc's passes: each op's header with one launcher of each direction."""
+    chosen = {}
+    for f in sample(part):
+        chosen.setdefault(f["header"], []).append(f)
+    files = {f"{h.split('/')[-1]}.cu": addresses(functions) for h, functions in chosen.items()}
+    assert len(files) == len(STEMS)
+    compile_cuda(include, tmp_path, {name: files[name] for name in sorted(files)[part::4]})
+
+
+@pytest.mark.parametrize("option", ["-G", "-lineinfo"])
+def test_debug_information(option, include, tmp_path):
+    functions = [f for f in sample(1) if f["workspace"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]][::2]
+    objects = compile_cuda(include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress")
+    assert b".debug_line" in objects[0].read_bytes() and any(f["workspace"] for f in functions)
+
+
+# What PyTorch's extensions are compiled with, and the rest of its kind.
+HALF_OFF = [f"-D__CUDA_NO_{w}__" for w in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_OPERATORS", "BFLOAT16_CONVERSIONS",
+                                          "BFLOAT162_OPERATORS")]
+
+
+def test_without_half_operators(include, tmp_path):
+    """f16 and bf16 kernels of every op and direction, and every cast."""
+    functions = [f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if len(f["dtypes"]) == 2))]
+    cubin(include, tmp_path, functions, "sm_90", *HALF_OFF)
+    compile_cuda(include, tmp_path, {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])}, *HALF_OFF)
+
+
+BOTH = """
+#include <kf/kf.cuh>
+#include <kf/kf.h>
+#include <kf/kf.cuh>
+#include <kf/kf.h>
+#include <kf/ops/add.cuh>
+#include <kf/ops/add.h>
+
+static_assert(sizeof(kf_f16) == 2 && alignof(kf_f16) == 2 && sizeof(kf_bf16) == 2 && alignof(kf_bf16) == 2, "2-byte types");
+static_assert(sizeof(kf_i64) == 8, "8 bytes");
+kf_f16 cuda_f16(__half h) { return h; }
+kf_bf16 cuda_bf16(__nv_bfloat16 h) { return h; }
+
+// An address, a pointer to function, and a call, beside a global of the user's own.
+int n, x, out, rows;
+kf_result_t (*pointer)(const float *, const float *, float *, int64_t, cudaStream_t) = kf_add_relu_f32<>;
+kf_result_t both(const kf_f16 *a, kf_f16 *b, const float *f, float *g, cudaStream_t s)
+{
+    const kf_result_t one = kf_gelu_f16(a, b, 5, s);
+    return one != KF_SUCCESS ? one : kf_cpu_relu_f32(f, g, 5);
+}
+"""
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_both_umbrellas(standard, include, tmp_path):
+    """Twice, in both orders, as a system path, as build integrations give it (a user's own globals raise no shadow warning)."""
+    swapped = BOTH.replace("#include <kf/kf.cuh>\n#include <kf/kf.h>\n", "#include <kf/kf.h>\n#include <kf/kf.cuh>\n", 1)
+    files = {"both.cu": BOTH, "swapped.cu": swapped} if standard == "c++17" or cases.LEVEL > 1 else {"both.cu": BOTH}
+    sources = write(tmp_path, files)
+    passes([NVCC, f"-std={standard}", ARCH, *NVCC_WARNINGS, *(f"-isystem={d}" for d in include), "-c", *sources], cwd=tmp_path)
+
+
+def test_the_samples_are_whole():
+    """Every op and direction, and all dtypes and most activations over the turns."""
+    kinds = {(f["op"], f["bwd"], f["state"]) for f in FUNCTIONS}
+    found = [f for turn in range(len(ARCHITECTURES)) for f in compilers.sample(turn)]
+    assert {(f["op"], f["bwd"], f["state"]) for f in found} == kinds
+    assert {f["dtypes"][0] for f in found} >= {"f32", "f16", "bf16", "f64"}
+    assert len({f["activation"] for f in found}) > 15

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dependencies point one way: examples, bench, tests, frontends -> runtime -> ops -> core, and kfgen -> templates, spec.
+include/kf knows no framework."""
+
+import ast
+import pathlib
+import re
+import sys
+
+import pytest
+from kflib import ROOT
+
+# What include/kf may include that is not its own: the C library's and CUDA's runtime headers, nothing else.
+ALLOWED = {"stdint.h", "stddef.h", "stdarg.h", "stdio.h", "string.h", "math.h", "unistd.h", "limits.h", "float.h",
+           "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"}
+# What a layer of include/kf may include of kf. The umbrellas, kf/kf.h, kf/kf.cuh and a user's, are the directory kf itself.
+LAYERS = {"core": {"core"}, "ops": {"core", "ops"}, "user": {"core", "ops", "user"}, "runtime": {"core", "ops", "user", "runtime", "kf"},
+          "kf": {"core", "ops", "user", "runtime"}}
+SHARED_WITH_C = {"dtype.h"}  # the one C header that may name CUDA's types
+# What a folder's Python may import of the repository's own. Third parties: kfgen renders with jinja2 alone.
+PYTHON = {"gen/kfgen": {"kfgen"}, "gen/fit": set(), "frontends": {"kfgen", "frontends"}, "bench": {"kfgen", "bench", "tests/support"}, "tests": None}
+THIRD = {"gen/kfgen": {"jinja2", "numpy", "scipy"}}
+
+
+def layer_of(path):
+    """Of an include path such as kf/ops/add.h, or of a template."""
+    parts = pathlib.PurePath(path).parts
+    return parts[1] if len(parts) > 2 else "kf"
+
+
+def includes_of(text):
+    """Of C and of a template, whose holes stand for names that the rendered headers are checked for."""
+    return [t for t in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M) if "{" not in t]
+
+
+def wrong_includes(path, text, exists=lambda target: True):
+    """Of one header, given by its include path."""
+    layer, wrong = layer_of(path), []
+    for target in includes_of(text):
+        own = target.startswith("kf/")
+        if not own and target not in ALLOWED:
+            wrong.append(f"{path}: {target} is none of {sorted(ALLOWED)}")
+        if own and not exists(target):
+            wrong.append(f"{path}: {target} does not exist")
+        if own and layer_of(target) not in LAYERS[layer]:
+            wrong.append(f"{path}: {layer} includes {target}")
+        if path.endswith(".h") and (target.endswith(".cuh") or (target.startswith("cuda_") and pathlib.PurePath(path).name not in SHARED_WITH_C)):
+            wrong.append(f"{path}: a C header includes {target}")
+    return wrong
+
+
+def test_headers(include):
+    ours = [(p.relative_to(d).as_posix(), p) for d in include for p in sorted((d / "kf").rglob("*")) if p.suffix in (".h", ".cuh")]
+    assert len(ours) > 50
+    wrong = [w for name, p in ours for w in wrong_includes(name, p.read_text(), lambda t: any((d / t).is_file() for d in include))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("path", "line"), [
+    ("kf/core/a.h", '#include "kf/ops/add.h"'), ("kf/core/a.h", "#include <vector>"), ("kf/ops/a.h", '#include "kf/kf.h"'),
+    ("kf/ops/a.h", "#include <kf/runtime/context.h>"), ("kf/ops/a.h", '#include "kf/ops/add.cuh"'), ("kf/core/a.h", "# include <cuda_fp16.h>"),
+    ("kf/core/a.cuh", "#include <torch/extension.h>"), ("kf/core/a.cuh", "#include <cub/cub.cuh>")])
+def test_a_wrong_edge_is_seen(path, line):
+    assert len(wrong_includes(path, line + "\n")) == 1
+
+
+def test_the_order_of_core():
+    """No circle among the headers of core: each can be read knowing only those below it."""
+    graph = {p.name: [pathlib.PurePath(t).name for t in includes_of(p.read_text()) if t.startswith("kf/core/")]
+             for p in (ROOT / "include/kf/core").iterdir()}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, f"a circle: {' -> '.join(path[path.index(name):])} -> {name}"
+        if name not in done:
+            path.append(name)
+            for below in graph[name]:
+                visit(below)
+            done.add(path.pop())
+
+    for name in graph:
+        visit(name)
+
+
+def own_modules():
+    """{module: folder} of what Python files here can import by name."""
+    found = {"kfgen": "kfgen", "kernel_fusion": "frontends", "conftest": "tests"}
+    for folder in ("bench", "tests/support", "tests/headers"):
+        found |= {p.stem: folder for p in (ROOT / folder).glob("*.py")}
+    return found
+
+
+def imports_of(text):
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {a.name.split(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_python():
+    modules, wrong, seen = own_modules(), [], 0
+    for folder, allowed in PYTHON.items():
+        for path in (ROOT / folder).rglob("*.py") if allowed is not None else ():
+            for name in sorted(imports_of(path.read_text())):
+                seen += 1
+                beside = (path.parent / f"{name}.py").exists()
+                own = modules.get(name)
+                if own and not beside and own not in allowed:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name} of {own}")
+                if not own and not beside and folder in THIRD and name not in sys.stdlib_module_names and name not in THIRD[folder]:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}, which is none of {sorted(THIRD[folder])}")
+    assert seen > 50 and not wrong, "\n".join(wrong)
+
+
+def test_rendering_needs_jinja2_alone():
+    """`make install` asks for nothing else: what needs NumPy is imported by `kfgen check` alone."""
+    lazy = {"check.py", "oracle.py"}
+    for path in (ROOT / "gen/kfgen").glob("*.py"):
+        if path.name in lazy:
+            continue
+        top = {a.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import) for a in n.names}
+        inner = {n.module for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)}
+        assert not (top | inner) & {"numpy", "scipy", "scipy.special", "kfgen.check", "kfgen.oracle"}, path.name
+
+
+def test_nothing_below_names_what_is_above():
+    """The library's files speak of no test, benchmark, example or frontend; templates are found through the generator alone."""
+    for folder in ("include", "templates", "gen/spec"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file():
+                for target in includes_of(path.read_text()):
+                    assert not target.startswith(("tests/", "bench/", "examples/", "frontends/", ".")), f"{path}: {target}"
+                assert not re.search(r"\b(import|from) (kflib|checks|bench|peers|torch|jax)\b", path.read_text()), path
+
+
+def test_examples_use_what_users_have():
+    """kf's umbrellas, an op's header or a user's own; nothing of core's inside but what is documented for kernels of one's own."""
+    for path in sorted((ROOT / "examples").iterdir()):
+        for target in includes_of(path.read_text()) if path.suffix in (".c", ".cu", ".h", ".cpp") else ():
+            assert not target.startswith(("../", "include/", "gen/", "tests/")), f"{path.name}: {target}"

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the headers leave behind in the file that includes them: no macro but KF_ and KFI_, no name of a framework."""
+
+import re
+
+import pytest
+from compilers import ARCH, DIALECTS, NVCC, flags, passes, write
+
+
+def macros(output, include):
+    """{macro: file} of what the files below include define and leave defined, from a preprocessor run with -dD."""
+    found, here = {}, ""
+    for line in output.splitlines():
+        if mark := re.match(r'#\s+\d+ "(.*?)"', line):
+            here = mark[1]
+        elif definition := re.match(r"#\s*define (\w+)", line):
+            if any(here.startswith(str(d)) for d in include):
+                found[definition[1]] = here
+        elif removal := re.match(r"#\s*undef (\w+)", line):
+            found.pop(removal[1], None)
+    return found
+
+
+def test_macros_of_the_c_headers(include, tmp_path):
+    [source] = write(tmp_path, {"macros.c": "#include <kf/kf.h>\n"})
+    for compiler, *language in DIALECTS.values():
+        found = macros(passes([compiler, *language, "-E", "-dD", "-fopenmp", *flags(include), source]), include)
+        assert "KF_SUCCESS" not in found and "KF_VERSION" in found
+        leaked = {m: f for m, f in found.items() if not m.startswith(("KF_", "KFI_")) or "__" in m}
+        assert not leaked
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc")
+def test_macros_of_the_cuda_headers(include, tmp_path):
+    [source] = write(tmp_path, {"macros.cu": "#include <kf/kf.cuh>\n"})
+    found = macros(passes([NVCC, "-std=c++17", ARCH, "-E", "-Xcompiler", "-dD", *flags(include), source]), include)
+    assert "KF_VERSION" in found and "KF_FN" in found
+    assert not {m: f for m, f in found.items() if not m.startswith(("KF_", "KFI_")) or "__" in m}
+
+
+def test_no_names_of_frameworks(include):
+    """Nothing of CUTLASS, CCCL, the C++ standard library or a framework, in any spelling."""
+    words = re.compile(r"\b(cutlass|cute|cub|thrust|std|at|torch|c10|xla)::|libcu\+\+|<cuda/")
+    for directory in include:
+        for path in (directory / "kf").rglob("*.*h"):
+            assert not (hit := words.search(path.read_text())), f"{path}: {hit[0]}"

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must not compile, and what the compiler then says first."""
+
+import re
+
+import cases
+import pytest
+from compilers import ARCH, DIALECTS, NVCC, STEMS, WARNINGS, fails, flags, passes, write
+
+
+def test_fast_math_is_refused(include, tmp_path):
+    [source] = write(tmp_path, {"fast.c": "#include <kf/kf.h>\nextern int not_empty;\n"})
+    for compiler, *language in DIALECTS.values():
+        said = fails([compiler, *language, "-O2", "-ffast-math", "-fsyntax-only", *flags(include), source])
+        assert "#error" in said and "KF_ALLOW_FAST_MATH" in said
+        passes([compiler, *language, "-O2", "-ffast-math", "-DKF_ALLOW_FAST_MATH", *WARNINGS, "-fsyntax-only", *flags(include), source])
+
+
+def test_fast_math_is_refused_by_each_header(include, tmp_path):
+    for stem in STEMS[:: 1 if cases.LEVEL > 1 else 6]:
+        [source] = write(tmp_path, {"fast.c": f"#include <kf/ops/{stem}.h>\nextern int not_empty;\n"})
+        assert "KF_ALLOW_FAST_MATH" in fails(["gcc", "-std=c11", "-ffast-math", "-fsyntax-only", *flags(include), source])
+
+
+def test_cuda_header_without_nvcc(include, tmp_path):
+    [source] = write(tmp_path, {"wrong.cpp": "#include <kf/kf.cuh>\n"})
+    said = fails(["g++", "-std=c++17", "-fsyntax-only", *flags(include), source])
+    assert "#error" in said and "compile with nvcc" in said and "kf/kf.h" in said
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc")
+def test_extern_c(include, tmp_path):
+    """Inside extern "C" the first complaint is kf's own, and says what to do; not one from inside CUDA's headers."""
+    [source] = write(tmp_path, {"wrong.cu": 'extern "C" {\n#include <kf/kf.cuh>\n}\n'})
+    said = fails([NVCC, "-std=c++17", ARCH, *flags(include), "-c", source, "-o", tmp_path / "wrong.o"])
+    first = next(line for line in said.splitlines() if "error" in line)
+    assert "/kf/" in first, f"the first complaint is {first}"
+    advice = said[said.index(first):].replace('may not have extern "C" linkage', "").replace("_", " ")  # the compiler's own words say nothing new
+    assert re.search(r"outside (of )?extern .?C", advice), said[:1000]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVRTC compiles every kernel of every function and finds it by name, with no include directory but CUDA's and kf's; without
+a GPU. What is for the host alone says so."""
+
+import cases
+import kflib
+import nvrtc
+import pytest
+import toolkit
+from kfgen import spec
+from kfgen.render import Selection
+
+pytestmark = pytest.mark.skipif(not (toolkit.nvrtc() and toolkit.include()), reason="no NVRTC")
+SELECTION = Selection(spec.load())
+PROGRAMS = {}  # one per op and dtypes: forward and backward, with every activation
+for kernel in SELECTION.all_kernels():
+    PROGRAMS.setdefault(f"{nvrtc.header_of(kernel)}-{'_'.join(kernel.dtypes)}", []).append(kernel)
+HOST = ("check.h", "launchers.h", "map.h", "math.h", "parallel.h", "result.h", "launch.cuh")
+
+
+def expressions_of(program):
+    return [e for k in PROGRAMS[program] for e in nvrtc.kernels_of(k)]
+
+
+@pytest.mark.parametrize("arch", [nvrtc.ARCH] if cases.LEVEL < 3 else ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_kernel(program, arch, include):
+    asked = expressions_of(program)
+    _, lowered, log = nvrtc.compile_text(f"#include <{program.split('-')[0]}>\n", asked, include, arch)
+    assert len(set(lowered)) == len(set(asked)) and "warning" not in log, log[:2000]
+
+
+def test_no_function_is_left_out():
+    """Every launcher of the manifest has a kernel among those that are asked for."""
+    asked = {e for p in PROGRAMS for e in expressions_of(p)}
+    launchers = {launcher.name: nvrtc.source.kernel_names(launcher) for k in SELECTION.all_kernels() for launcher in k.launchers}
+    assert set(launchers) == {f["name"] for f in kflib.manifest()["functions"]}
+    assert all(found and asked.issuperset(found) for found in launchers.values())
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_the_umbrella_and_its_device_functions(include, standard):
+    """Every activation, called from a user's own kernel, in both types."""
+    body = ""
+    for a in kflib.manifest()["activations"]:
+        extra = "".join(f", (T){value!r}" for value in a["scalars"].values())
+        if a["name"] != "none":
+            body += f"    y[i] += kf_{a['name']}(x[i]{extra}) + kf_{a['name']}_bwd(x[i], y[i]{extra});\n"
+    text = "#include <kf/kf.cuh>\n#include <kf/kf.cuh>\n"
+    text += f"template <class T> __global__ void mine(const T *x, T *y)\n{{\n    int i = threadIdx.x;\n{body}}}\n"
+    asked = ["mine<float>", "mine<double>"]
+    _, _, log = nvrtc.compile_text(text, asked, include, options=[f"-std={standard}"])
+    assert "warning" not in log, log[:2000]
+    assert body.count("_bwd(") == len(kflib.manifest()["activations"]) - 1
+
+
+@pytest.mark.parametrize("header", ["kf/kf.h", "kf/ops/add.h", "kf/ops/activations.h", *(f"kf/core/{h}" for h in HOST)])
+def test_headers_for_the_host_say_so(include, header):
+    with pytest.raises(nvrtc.NvrtcError) as caught:
+        nvrtc.compile_text(f"#include <{header}>\n", include=include)
+    first = next(line for line in str(caught.value).splitlines() if "error" in line)
+    assert "kf: this header is for the host" in first, first
+
+
+@pytest.mark.parametrize("header", sorted(p.name for p in (kflib.ROOT / "include/kf/core").iterdir() if p.name not in (*HOST, "host.h")))
+def test_headers_of_core(include, header):
+    """Those that are not in HOST, twice."""
+    nvrtc.compile_text(f"#include <kf/core/{header}>\n#include <kf/core/{header}>\n", include=include)
+
+
+def test_what_is_wrong_is_seen(include):
+    """The tests above can fail: a kernel that does not exist, and one that does not compile."""
+    with pytest.raises(nvrtc.NvrtcError):
+        nvrtc.compile_text("#include <kf/ops/add.cuh>\n", ["kfk_add_f32<1, 3, 1>"], include)
+    with pytest.raises(nvrtc.NvrtcError):
+        nvrtc.compile_text("#include <kf/ops/add.cuh>\n", ["kfk_addd_f32<1, 4, 1>"], include)

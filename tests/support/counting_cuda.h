@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CUDA's runtime as far as a launcher may use it: a launch is written down and nothing runs. Included before a launcher's
+   header, so that g++ compiles the launchers and their checks run without a GPU, a driver or nvcc. */
+#ifndef KFT_COUNTING_CUDA_H
+#define KFT_COUNTING_CUDA_H
+
+#include <cuda_runtime.h>
+
+struct kft_launches {
+    long long count;
+    int status;              /* what a launch answers */
+    unsigned grid[3], block[3];
+    long long shared_bytes;
+    const void *stream, *kernel;
+    int current, own;        /* devices: the current one, and the stream's; of two */
+    int capturing;           /* when nobody may ask for the stream's device */
+};
+
+extern "C" {
+__attribute__((weak)) kft_launches kft_seen;
+__attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **)
+{
+    ++kft_seen.count;
+    const unsigned grid[] = {config->gridDim.x, config->gridDim.y, config->gridDim.z};
+    const unsigned block[] = {config->blockDim.x, config->blockDim.y, config->blockDim.z};
+    for (int i = 0; i < 3; ++i) {
+        kft_seen.grid[i] = grid[i];
+        kft_seen.block[i] = block[i];
+    }
+    kft_seen.shared_bytes = (long long)config->dynamicSmemBytes;
+    kft_seen.stream = (const void *)config->stream;
+    kft_seen.kernel = kernel;
+    return (cudaError_t)kft_seen.status;
+}
+__attribute__((weak)) cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 2;
+    return cudaSuccess;
+}
+__attribute__((weak)) cudaError_t cudaGetDevice(int *device)
+{
+    *device = kft_seen.current;
+    return cudaSuccess;
+}
+__attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
+{
+    *status = kft_seen.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+__attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *device)
+{
+    kft_seen.status = kft_seen.capturing ? 901 : kft_seen.status; /* a capture that somebody asks in is lost */
+    *device = kft_seen.own;
+    return cudaSuccess;
+}
+__attribute__((weak)) const char *cudaGetErrorString(cudaError_t) { return "as the test asked for"; }
+}
+
+#endif

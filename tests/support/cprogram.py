@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A C program that calls every function it is given (every_call.c), compiled as a test wants it."""
+
+import concurrent.futures
+import pathlib
+import subprocess
+
+HERE = pathlib.Path(__file__).parent
+
+
+def literal(f, a):
+    """An argument of a call that is not a tensor, as C."""
+    if a["name"] in f["sizes"]:
+        return f"n[{f['sizes'].index(a['name'])}]"
+    if a["name"] in f["scalars"]:
+        return repr(float(f["scalars"][a["name"]])) + ("" if a["ctype"] == "double" else "f")
+    return {"probability": "0.25f" if a["ctype"] == "float" else "0.25", "seed": "11", "offset": "12", "state": "state",
+            "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes"}[a["role"]]
+
+
+def table(name, functions):
+    """The text of one file: the calls of `functions` and what every_call.c must know of them."""
+    text = [f'#include "{functions[0]["header"]}.h"', '#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
+    rows = []
+    for i, f in enumerate(functions):
+        tensors = [a for a in f["arguments"] if "kind" in a]
+        words = [(f"p[{tensors.index(a)}]" if "kind" in a else literal(f, a)) for a in f["arguments"]]
+        text.append(f"static const kft_tensor tensors_{i}[] = {{")
+        for a in tensors:
+            flags = ", ".join(str(int(v)) for v in (a["role"] != "in", a["unread"], a["positive"]))
+            text.append(f'    {{"{a["name"]}", KFT_{a["kind"].upper()}, KFT_{a["dtype"].upper()}, {flags}}},')
+        text.append("};")
+        text.append(f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes)\n{{")
+        text.append("    (void)state, (void)workspace, (void)workspace_bytes;")
+        text.append(f"    return (int){f['cpu_name']}({', '.join(words)});\n}}")
+        if f["cpu_workspace"]:
+            sizes = ", ".join(f"n[{k}]" for k in range(len(f["sizes"])))
+            text.append(f"static size_t workspace_{i}(const int64_t *n) {{ return {f['cpu_workspace']}({sizes}); }}")
+        rows.append(f'    {{"{f["cpu_name"]}", {len(f["sizes"])}, {len(tensors)}, tensors_{i}, call_{i}, '
+                    f"{f'workspace_{i}' if f['cpu_workspace'] else 'NULL'}}},")
+    return "\n".join([*text, f"extern const kft_function {name}[];", f"const kft_function {name}[] = {{", *rows, "};", ""])
+
+
+def build(folder, functions, include, flags, jobs=2):
+    """The program's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = {}
+    for f in functions:
+        groups.setdefault((f["header"], *f["dtypes"]), []).append(f)
+    names = [f"table_{i}" for i in range(len(groups))]
+    files = {f"{name}.c": table(name, members) for name, members in zip(names, groups.values())}
+    files["tables.c"] = "\n".join(
+        ['#include "every_call.h"', *(f"extern const kft_function {name}[];" for name in names), "const kft_table kft_tables[] = {",
+         *(f"    {{{name}, {len(members)}}}," for name, members in zip(names, groups.values())), "};",
+         f"const int kft_table_count = {len(names)};", ""])
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    sources = [HERE / "every_call.c", *(folder / name for name in files)]
+    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread", f"-I{HERE}", *(f"-I{d}" for d in include)]
+
+    def compile_one(path):
+        out = folder / (path.name + ".o")
+        done = subprocess.run([*command, "-c", str(path), "-o", str(out)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} {path}\n{done.stderr[-4000:]}")
+        return out
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, sorted(sources, key=lambda p: -p.stat().st_size)))
+    subprocess.run([*command, *map(str, objects), "-o", str(folder / "every_call"), "-lm"], check=True)
+    return folder / "every_call"

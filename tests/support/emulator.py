@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA backend without a GPU: g++ compiles the generated .cuh files, tests/emu runs them. docs/hacking.md says how."""
+
+import ctypes
+import hashlib
+import os
+import pathlib
+import subprocess
+
+import checks
+import kflib
+import numpy as np
+import toolkit
+
+HERE = kflib.ROOT / "tests/emu"
+# What the numbers mean is decided at run time: kf_emu_fill, kf_emu_sms.
+COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-ffp-contract=off", "-DKFI_MAP_FILL=kf_emu_fill",
+          "-DKFI_MAP_SMS=kf_emu_sms", "-fdata-sections", f"-Wl,-T,{HERE}/shared.ld")
+VARIANTS = {
+    "plain": ("-Og",),
+    "asan": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
+    "tsan": ("-O1", "-g1", "-fsanitize=thread", "-DKF_EMU_TSAN"),
+}
+FORWARD, REVERSED, RANDOM = 0, 1, 2
+FILL = 1056  # KFI_MAP_FILL of kf/core/map_host.cuh
+
+
+def flags(variant):
+    return [*COMMON, *VARIANTS[variant], "-isystem", str(toolkit.include())]
+
+
+def runtime(build_dir, variant):
+    """The emulation itself, compiled. Sanitizers do not look into it."""
+    options = [f for f in flags(variant) if not f.startswith("-fsanitize") and not f.startswith("-fno-sanitize")]
+    command = ["g++", "-std=c++17", "-fPIC", "-O2", f"-I{HERE}/include", f"-I{HERE}", *options, "-c", str(HERE / "emu.cpp")]
+    digest = hashlib.sha256(repr(command).encode())
+    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp"), *HERE.glob("*.ld"), *HERE.glob("include/*.h")]):
+        digest.update(path.read_bytes())
+    build_dir = pathlib.Path(build_dir)
+    build_dir.mkdir(parents=True, exist_ok=True)
+    out = build_dir / f"emu_{variant}_{digest.hexdigest()[:16]}.o"
+    if not out.exists():
+        temporary = out.with_suffix(f".{os.getpid()}.o")
+        subprocess.run([*command, "-o", str(temporary)], check=True)
+        temporary.replace(out)
+    return out
+
+
+def library(functions, build_dir, variant="plain", include=None):
+    """A shared library of the launchers of `functions` that runs them here."""
+    include = [HERE / "include", HERE, *(include or kflib.render(build_dir))]
+    return kflib.library("emu", functions, build_dir, flags(variant), include=include, objects=[runtime(build_dir, variant)])
+
+
+def build(functions, build_dir, include=None):
+    return kflib.Lib("emu", library(functions, build_dir, include=include))
+
+
+def sanitizer_environment(variant):
+    """What a process needs that loads the library of a variant: the sanitizer first, which ends it with status 66."""
+    name = {"asan": "libasan.so", "tsan": "libtsan.so"}[variant]
+    path = subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+    options = "exitcode=66:detect_leaks=0"
+    return {"LD_PRELOAD": path, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1",
+            "TSAN_OPTIONS": options + ":history_size=0"}
+
+
+def fixed_addresses():
+    """A prefix for commands under ThreadSanitizer, which cannot place its shadow where addresses are too random."""
+    return ["setarch", "-R"] if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 else []
+
+
+class Emulator:
+    """How the kernels of one library run."""
+
+    def __init__(self, lib):
+        self.dll = lib.dll
+        self.dll.kf_emu_missing.restype = ctypes.c_char_p
+        self.dll.kf_emu_report.restype = ctypes.c_char_p
+        self.set(aborts=0)
+
+    def set(self, **numbers):
+        """order, sms, fill, failure, aborts: ints; seed: 64 bits."""
+        for name, value in numbers.items():
+            (ctypes.c_uint64 if name == "seed" else ctypes.c_int).in_dll(self.dll, f"kf_emu_{name}").value = value
+
+    def forget(self):
+        self.dll.kf_emu_forget()
+
+    def missing(self):
+        """Kernels that launchers could have chosen and did not since forget()."""
+        return self.dll.kf_emu_missing().decode().split("\n")[:-1]
+
+    @property
+    def launches(self):
+        return ctypes.c_long.in_dll(self.dll, "kf_emu_launches").value
+
+    @property
+    def report(self):
+        return self.dll.kf_emu_report().decode()
+
+
+# (order, blocks that fill the device): of few blocks a thread takes one vector, else several.
+RUNS = ((FORWARD, FILL), (REVERSED, 1), (RANDOM, 2))
+
+
+class Memory(checks.CpuMemory):
+    """An arena in which each call is made in every order, and with as many vectors a thread as there are kernels for: not a
+    byte of it may differ."""
+
+    def __init__(self, emulator, runs=RUNS, size=1 << 26):
+        super().__init__(size)
+        self.emulator, self.runs, self.seed = emulator, runs, 0
+
+    def run(self, image, call):
+        first = None
+        for order, fill in self.runs:
+            self.seed += 1
+            self.emulator.set(order=order, fill=fill, seed=self.seed)
+            result, back = super().run(image, call)
+            if first is None:
+                first = result, back
+            elif result != first[0] or not np.array_equal(back, first[1]):
+                at = np.flatnonzero(back != first[1])
+                where = f", from byte {at[0]} of the arena on" if at.size else f" ({self.emulator.report})"
+                raise checks.Failure(f"order {order}, seed {self.seed}, fill {fill}: returned {result}, {at.size} bytes differ from the first "
+                                     f"run's{where}")
+        return first

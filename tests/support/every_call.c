@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls every function of the program on odd sizes, each tensor in heap memory of exactly its own size: what valgrind and the
+   sanitizers are to look at.
+
+       every_call             small tensors, one after the other
+       every_call pieces      tensors of several pieces, which KF_PARALLEL_FOR gives to threads
+       every_call callers     small ones, from four threads at once, whose results must agree */
+#include "every_call.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t small_1[][3] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][3] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
+                     small_3[][3] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}}, large_1[][3] = {{50021}},
+                     large_2[][3] = {{2403, 61}, {61, 2311}}, large_3[][3] = {{67, 32, 66}, {2403, 61, 1}};
+static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
+static const unsigned char element[] = {4, 2, 2, 8, 4, 8};
+
+static uint64_t next(uint64_t *state) /* a small generator of its own: no test depends on its quality */
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t *state)
+{
+    for (int64_t i = 0; i < count; ++i) {
+        float v = (float)(next(state) % 2001) / 250.0f - (t->is_positive ? -0.5f : 4.0f);
+        if (!t->is_positive && i % 16 == 11) v = special[i / 16 % 8];
+        const double d = v;
+        const int32_t i32 = (int32_t)next(state) - (1 << 30);
+        const int64_t i64 = (int64_t)i32 * 4097;
+        uint32_t bits;
+        memcpy(&bits, &v, 4);
+        const uint16_t bf16 = (uint16_t)(bits >> 16);
+        /* f16: a number between 0.25 and 4 with a sign, now and then infinite or NaN */
+        uint16_t f16 = (uint16_t)((next(state) & 0x0fff) + 0x3400 + (t->is_positive ? 0 : (bits >> 31) << 15));
+        if (!t->is_positive && i % 64 == 11) f16 = (uint16_t)(f16 | 0x7c00);
+        const void *from[] = {&v, &f16, &bf16, &d, &i32, &i64};
+        memcpy(at + i * element[t->dtype], from[t->dtype], element[t->dtype]);
+    }
+}
+
+static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
+{
+    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1);
+    return t->kind == KFT_ELEM ? all : t->kind == KFT_HALF ? 2 * all : n[1];
+}
+
+/* Calls f once; *sum becomes a sum of its outputs' bytes: each is looked at. */
+static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
+{
+    void *p[16] = {0};
+    size_t bytes[16] = {0};
+    uint64_t state = 1;
+    for (int k = 0; k < f->tensors; ++k) {
+        const kft_tensor *t = &f->tensor[k];
+        const int64_t count = elements(t, f->sizes, n);
+        bytes[k] = (size_t)count * element[t->dtype];
+        if (t->is_unread) continue;
+        p[k] = malloc(bytes[k]);
+        if (!t->is_out) fill(t, (unsigned char *)p[k], count, &state);
+    }
+    const size_t need = f->workspace ? f->workspace(n) : 0;
+    void *workspace = need ? malloc(need) : NULL;
+    const int result = f->call(p, n, workspace, need);
+    *sum = 0;
+    for (int k = 0; k < f->tensors; ++k) {
+        if (f->tensor[k].is_out)
+            for (size_t i = 0; i < bytes[k]; ++i) *sum = *sum * 31 + ((unsigned char *)p[k])[i];
+        free(p[k]);
+    }
+    free(workspace);
+    if (*sum == 42) puts("unlikely"); /* depends on every byte of the outputs: memcheck says where one was not written */
+    return result;
+}
+
+static int all(int large, uint64_t *sum)
+{
+    int calls = 0;
+    *sum = 0;
+    for (int t = 0; t < kft_table_count; ++t)
+        for (int k = 0; k < kft_tables[t].count; ++k) {
+            const kft_function *f = &kft_tables[t].functions[k];
+#define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : s##_3)
+#define KFT_COUNT(s) (int)(sizeof s / sizeof *s)
+#define KFT_LENGTH(s) (f->sizes == 1 ? KFT_COUNT(s##_1) : f->sizes == 2 ? KFT_COUNT(s##_2) : KFT_COUNT(s##_3))
+            const int64_t(*set)[3] = large ? KFT_SET(large) : KFT_SET(small);
+            const int length = large ? KFT_LENGTH(large) : KFT_LENGTH(small);
+            for (int i = 0; i < length; ++i) {
+                uint64_t one;
+                if (call_one(f, set[i], &one) != 0) {
+                    printf("%s refused a call\n", f->name);
+                    exit(1);
+                }
+                *sum = *sum * 1000003 + one;
+                ++calls;
+            }
+        }
+    return calls;
+}
+
+static void *caller(void *sum) { return all(0, (uint64_t *)sum), (void *)0; }
+
+int main(int count, char **words)
+{
+    const char *mode = count > 1 ? words[1] : "";
+    uint64_t sum, sums[4];
+    const int calls = all(!strcmp(mode, "pieces"), &sum);
+    if (!strcmp(mode, "callers")) {
+        pthread_t threads[4];
+        for (int t = 0; t < 4; ++t)
+            if (pthread_create(&threads[t], NULL, caller, &sums[t]) != 0) return 2;
+        for (int t = 0; t < 4; ++t) pthread_join(threads[t], NULL);
+        for (int t = 0; t < 4; ++t)
+            if (sums[t] != sum) return puts("threads disagree"), 1;
+    }
+    printf("%d calls, sum %016llx\n", calls, (unsigned long long)sum);
+    return 0;
+}

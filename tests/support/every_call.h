@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What cprogram.py writes for each function, and every_call.c goes over. */
+#ifndef KFT_EVERY_CALL_H
+#define KFT_EVERY_CALL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KFT_ELEM, KFT_HALF, KFT_ROW, KFT_CHANNEL };
+enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64 };
+typedef struct {
+    const char *name;
+    int kind, dtype, is_out, is_unread, is_positive;
+} kft_tensor;
+typedef struct {
+    const char *name;
+    int sizes, tensors;
+    const kft_tensor *tensor;
+    int (*call)(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes);
+    size_t (*workspace)(const int64_t *n); /* NULL: none */
+} kft_function;
+typedef struct {
+    const kft_function *functions;
+    int count;
+} kft_table;
+
+extern const kft_table kft_tables[];
+extern const int kft_table_count;
+
+#endif

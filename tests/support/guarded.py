@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls C functions with every tensor between two pages that nobody may touch, directly in front of one or directly behind
+the other; inputs lie in pages that nobody may write. A call that strays is killed by the system, so it runs in a forked child."""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+
+import checks
+import numpy as np
+
+PAGE = mmap.PAGESIZE
+PAGES = 64  # of one tensor at most
+NONE, READ, WRITE = 0, 1, 2
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def protect(address, size, how):
+    if libc.mprotect(address, size, how):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+class Slot:
+    """Memory for one tensor, with a forbidden page on either side."""
+
+    def __init__(self):
+        self.map = mmap.mmap(-1, (PAGES + 2) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.begin, self.end = start + PAGE, start + (1 + PAGES) * PAGE
+        protect(start, PAGE, NONE)
+        protect(self.end, PAGE, NONE)
+
+    def place(self, size, at_end, align=1):
+        """An address for `size` bytes that end where the memory ends (but for the alignment), or begin where it begins."""
+        assert size <= PAGES * PAGE, "the tensor is too large for a slot"
+        protect(self.begin, PAGES * PAGE, READ | WRITE)
+        return self.end - -(-size // align) * align if at_end else self.begin
+
+    def freeze(self):
+        protect(self.begin, PAGES * PAGE, READ)
+
+
+def view(address, size):
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+class Guarded:
+    def __init__(self):
+        self.slots = [Slot() for _ in range(14)]
+
+    def run(self, lib, f, call, at_end):
+        """{output: array} of one call."""
+        slots, given, where = iter(self.slots), call.given(0), {}
+        for name, a in call.tensors.items():
+            if a["unread"]:
+                continue
+            slot, array = next(slots), call.data[name]
+            where[name] = given[name] = slot.place(array.nbytes, at_end)
+            view(given[name], array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+            if a["role"] == "in":
+                slot.freeze()
+        state = next(slots)
+        given["state"] = state.place(16, at_end)
+        view(given["state"], 16)[:] = call.image[call.state:call.state + 16]
+        state.freeze()
+        if call.workspace:
+            given["workspace"] = next(slots).place(call.workspace, at_end, 16)
+        if lib.call(f, given) != 0:
+            raise checks.Failure(f"{call.where}: refused ({lib.detail})")
+        return {name: view(where[name], call.data[name].nbytes).copy().view(call.data[name].dtype).reshape(call.data[name].shape)
+                for name, a in call.tensors.items() if a["role"] != "in"}
+
+
+def in_child(work):
+    """work(note) in a forked child; note(text) says what it is about to do. Fails with the last note if the child is killed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reader)
+            faulthandler.disable()  # the parent says what happened
+            work(lambda text: os.write(writer, f"{text}\n".encode()))
+            code = 0
+        except BaseException as e:  # noqa: BLE001 (the parent reports it)
+            os.write(writer, f"{type(e).__name__}: {e}\n".encode())
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        notes = pipe.read().splitlines()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        raise checks.Failure(f"killed by signal {-status} in {notes[-1] if notes else 'its beginning'}")
+    if status:
+        raise checks.Failure(notes[-1])
+    return notes

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA launchers without a GPU, a driver or nvcc: g++ compiles their host code as it stands, over a runtime that counts
+launches. What a launcher checks and decides before it launches is tested by it; kernels are empty."""
+
+import ctypes
+import zlib
+
+import kflib
+import toolkit
+
+HEADER = kflib.ROOT / "tests/support/counting_cuda.h"
+
+
+class Launches(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_longlong), ("status", ctypes.c_int), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("shared_bytes", ctypes.c_longlong), ("stream", ctypes.c_void_p), ("kernel", ctypes.c_void_p),
+                ("current", ctypes.c_int), ("own", ctypes.c_int), ("capturing", ctypes.c_int)]
+
+
+def build(functions, build_dir):
+    """The launchers, as kflib.build gives them; `seen` is what was launched last, and how often in all."""
+    flags = ("-O0", "-std=c++17", "-x", "c++", "-D__launch_bounds__(...)=", "-DKFI_DEVICE=static inline __attribute__((unused))",
+             "-isystem", str(toolkit.include()), "-include", str(HEADER), f"-DKFT_RUNTIME={zlib.crc32(HEADER.read_bytes())}")
+    lib = kflib.build("cuda", functions, build_dir, flags, compiler="g++")
+    lib.seen = Launches.in_dll(lib.dll, "kft_seen")
+    return lib

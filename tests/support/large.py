@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call on tensors of more than 2^31 elements.
+
+The inputs are periodic: up to element 2^31 they repeat one small piece, behind it another, so that whoever mixes up an index
+finds other data. The small pieces are run and compared with the oracle; then every element of the large outputs must have
+the small ones' bits (a result depends on its own row alone), and sums are compared with the oracle's, weighted.
+A period is no divisor of a power of two.
+"""
+
+import checks
+import numpy as np
+from checks import Failure
+
+BOUNDARY = 2**31
+SHARE = 4  # behind the boundary lies a quarter as much
+TILES = 32  # of the small call with dropout: each element is kept in some, and dropped in some
+GUARD = 64
+
+
+def shapes(f):
+    """[sizes of one row of the first axis, rows of a piece]: (sizes without the first, rows)."""
+    return {1: [((), 10007)], 2: [((1032,), 11), ((1031,), 11)], 3: [((32, 68), 5), ((1032, 1), 11)]}[len(f["sizes"])]
+
+
+def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
+    """The two pieces below each other, `tiles` times: run, compared with the oracle."""
+    call = checks.Layout(lib, f, (2 * rows * tiles, *rest), seed=9, drop=drop, p=p)
+    for name, a in call.tensors.items():
+        if a["kind"] in ("elem", "half") and a["role"] == "in":
+            one = call.data[name][:2 * rows]
+            call.put(name, np.tile(one, (tiles, *[1] * (one.ndim - 1))))
+    gpu.upload(call.image)
+    result = lib.call(f, call.given(gpu.base))
+    if result != 0:
+        raise Failure(f"{call.where}: returned {result} ({lib.detail})")
+    gpu.synchronize()
+    outputs = call.outputs(gpu.download(call.image.size))
+    call.check(outputs)
+    return call, outputs
+
+
+def tables(call, out, tiles, threshold):
+    """(kept, dropped or None): the bits of an output's elements, in the two pieces, where they are kept and where not."""
+    bits = out.reshape(tiles, -1).view(f"u{out.itemsize}")
+    if threshold is None:
+        return bits[0], None
+    keep = (checks.philox(*call.philox, bits.size) >= threshold).reshape(bits.shape)
+    both = []
+    for mask in (keep, ~keep):
+        if not mask.any(axis=0).all():
+            raise Failure(f"{call.where}: {TILES} tiles are too few for this seed")
+        one = bits[mask.argmax(axis=0), np.arange(bits.shape[1])]
+        if ((bits != one) & mask).any():
+            raise Failure(f"{call.where}: an element's bits depend on its place")
+        both.append(one)
+    return both
+
+
+def large(gpu, lib, f, rest, rows, boundary=BOUNDARY):
+    """f on (boundary / rest + a quarter of it, *rest): everything written is right."""
+    if f["dropout"]:  # with a mask, without sums; then the sums, for which the oracle needs no mask
+        sums = tuple(a["name"] for a in f["arguments"] if a["role"] == "sum")
+        _large(gpu, lib, f, rest, rows, boundary, sums, 0.5)
+    _large(gpu, lib, f, rest, rows, boundary, (), 0.0)
+
+
+def _large(gpu, lib, f, rest, rows, boundary, drop, p):
+    masked = f["dropout"] and p > 0
+    tiles, threshold = (TILES, round(65536 * p)) if masked else (1, None)
+    call, outputs = small_call(gpu, lib, f, rest, rows, drop, p, tiles)
+    row = int(np.prod(rest, dtype=np.int64))  # elements of one row
+    first = -(-boundary // row)               # rows in front of the boundary
+    behind = first // SHARE + 3
+    sizes = (first + behind, *rest)
+    where = f"{f['name']} sizes={sizes} p={p}"
+    given, owned, elements = call.given(gpu.base), [], {}
+    given |= dict(zip(f["sizes"], sizes))
+    try:
+        for name, a in call.tensors.items():
+            if a["kind"] not in ("elem", "half") or given[name] is None:
+                continue
+            item, width = call.data[name].itemsize, row * (2 if a["kind"] == "half" else 1)
+            count = (first + behind) * width
+            at = gpu.malloc(count * item + GUARD)
+            owned.append(at)
+            elements[name] = (item, width, count)
+            source, given[name] = given[name], at
+            gpu.fill(at, 0xFF, count * item + GUARD)
+            if a["role"] == "in":
+                piece = rows * width
+                gpu.repeat(at, source, first * width, piece, item)
+                gpu.repeat(at + first * width * item, source + piece * item, behind * width, piece, item)
+        need = lib.workspace_bytes(f, list(sizes))
+        if need:
+            given |= {"workspace": gpu.malloc(need), "workspace_bytes": need}
+            owned.append(given["workspace"])
+        result = lib.call(f, given)
+        if result != 0:
+            raise Failure(f"{where}: returned {result} ({lib.detail})")
+        gpu.synchronize()
+        for name, (item, width, count) in elements.items():
+            guard = gpu.download(GUARD, start=given[name] + count * item)
+            if (guard != 0xFF).any():
+                raise Failure(f"{where}: wrote behind the end of {name}")
+            # What is known of the two pieces: results, or the input itself, which nobody may have changed.
+            known = outputs[name] if name in outputs else call.data[name]
+            masks = threshold if name in outputs else None
+            compare(gpu, call, f"{where}: {name}", given[name], known, tiles, masks, (first, behind), rows * width, width)
+        sums = [a["name"] for a in call.tensors.values() if a["role"] == "sum" and a["name"] not in drop]
+        if sums:
+            got = dict(outputs)
+            for name in sums:
+                raw = gpu.download(call.data[name].nbytes, start=given[name])
+                got[name] = raw.view(call.data[name].dtype).reshape(call.data[name].shape)
+            index = np.arange(rows)
+            call.check(got, np.concatenate([n // rows + (index < n % rows) for n in (first, behind)]).astype(float))
+    finally:
+        for at in owned:
+            gpu.free(at)
+
+
+def compare(gpu, call, where, at, known, tiles, threshold, lengths, piece, width):
+    kept, dropped = tables(call, known, tiles, threshold)
+    tables_at = gpu.malloc(2 * kept.nbytes)
+    try:
+        gpu.upload(kept.view(np.uint8), to=tables_at)
+        if dropped is not None:
+            gpu.upload(dropped.view(np.uint8), to=tables_at + kept.nbytes)
+        begin = 0
+        for part, length in enumerate(lengths):
+            table = tables_at + part * piece * kept.itemsize
+            gpu.begin_comparison()
+            other = None if dropped is None else table + kept.nbytes
+            gpu.compare_periodic(at + begin * kept.itemsize, table, other, length * width, piece, begin, call.philox, threshold or 0,
+                                 kept.itemsize)
+            count, first = gpu.differences()
+            if count:
+                raise Failure(f"{where}: {count} elements wrong, first at {begin + first}")
+            begin += length * width
+    finally:
+        gpu.free(tables_at)

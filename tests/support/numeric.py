@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of numbers, the same for every backend: which functions, and what is asked of each. checks.py compares."""
+
+import cases
+import checks
+import kflib
+import pytest
+
+FUNCTIONS = kflib.manifest()["functions"]
+GROUPS = {}  # {(header, dtypes): functions}: a test a group, where a test a function would cost more than what it tests
+for _function in FUNCTIONS:
+    GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
+BUILDS = {
+    # What a careful user writes, and what a careless one does; contraction as the compiler likes it, and off.
+    "cpu": {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"), "plain": ("-O2", "-ffp-contract=off")},
+    "cuda": {"default": ("-O3", "-arch=native"), "nofma": ("-O3", "-arch=native", "-fmad=false")},
+}
+SKIPPED = [f for f in FUNCTIONS if f["bwd"] and f["activation"] in ("none", "gelu")]
+IN_PLACE = [f for f in FUNCTIONS if f["activation"] in ("none", "silu")]
+DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", "relu")]
+probabilities = pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 1e-5])
+
+
+def each(functions, name):
+    """name: the manifest's field that names the function in this backend."""
+    return pytest.mark.parametrize("f", functions, ids=[f[name] for f in functions])
+
+
+def numbers(lib, memory, f):
+    for sizes, values, shift in cases.runs(f):
+        checks.run(lib, memory, f, sizes, values, shift=shift)
+
+
+def skipped_gradients(lib, memory, f):
+    """Any gradient may be NULL: the others do not change, nothing else is written."""
+    sizes, _ = cases.shapes(f)[1]
+    whole = checks.run(lib, memory, f, sizes)
+    for name in whole:
+        rest = checks.run(lib, memory, f, sizes, drop=(name,))
+        assert all(checks.same_bits(rest[n], whole[n]) for n in rest if n != name)
+
+
+def in_place(lib, memory, f):
+    """An output may be an input of its own shape and element size."""
+    for out, source in checks.in_place_pairs(f):
+        for sizes, shift in cases.shapes(f)[:3]:
+            checks.run(lib, memory, f, sizes, shift=shift, inplace=((out, source),))
+
+
+def dropout_probability(lib, memory, f, p):
+    sizes, shift = cases.shapes(f)[0]
+    checks.run(lib, memory, f, sizes, "special", shift=shift, p=p)

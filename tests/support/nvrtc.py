@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles a text by NVRTC, as a program does that makes its kernels at run time: no driver and no GPU are needed."""
+
+import ctypes
+import re
+import time
+
+import toolkit
+from kfgen import names, source
+
+ARCH = "compute_90"  # to PTX: what a real architecture adds, ptxas, does not depend on who compiles the source
+
+
+class NvrtcError(Exception):
+    pass
+
+
+def kernels_of(kernel):
+    """The name expressions of all instances that the launchers of one kernel of the model choose from, sums' second stage too."""
+    found = [n for launcher in kernel.launchers for n in source.kernel_names(launcher)]
+    if kernel.sums:
+        found += re.findall(r"kfk_\w+<[^>]*>", kernel.sum_kernels)
+    return list(dict.fromkeys(found))
+
+
+def header_of(kernel):
+    return f"kf/ops/{names.stem(kernel.op.pattern)}.cuh"
+
+
+def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):
+    """(processor seconds, [lowered name of each expression], the log). include: directories beside CUDA's own, which is the only other one."""
+    lib, cuda = toolkit.nvrtc(), toolkit.include()
+    program = ctypes.c_void_p()
+    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None) == 0
+    try:
+        for e in expressions:
+            assert lib.nvrtcAddNameExpression(program, e.encode()) == 0
+        words = [f"-arch={arch}", *(f"-I{d}" for d in (*include, cuda)), *options]
+        begin = time.process_time()
+        result = lib.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words)))
+        seconds = time.process_time() - begin
+        size = ctypes.c_size_t()
+        lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value + 1)
+        lib.nvrtcGetProgramLog(program, log)
+        if result != 0:
+            raise NvrtcError(log.value.decode())
+        lowered = []
+        for e in expressions:
+            name = ctypes.c_char_p()
+            if lib.nvrtcGetLoweredName(program, e.encode(), ctypes.byref(name)) != 0 or not name.value:
+                raise NvrtcError(f"{e} is not in the program")
+            lowered.append(name.value.decode())
+        return seconds, lowered, log.value.decode()
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of one function that is right, to change one thing of: it is refused with a code and a message, and not a byte is
+written and nothing launched; or it is accepted, and nothing but its outputs is written.
+
+For a CUDA launcher (hostcuda.py) the runtime launches nothing, so that no call of it may write anything.
+"""
+
+import checks
+import hostcuda
+import kflib
+import numpy as np
+import pytest
+import toolkit
+
+BUILD = kflib.ROOT / "build/tests/errors"
+FUNCTIONS = kflib.manifest()["functions"]
+EXTENTS = {1: (67,), 2: (5, 13), 3: (2, 3, 11)}
+SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY = range(10)
+GAP = 1024  # larger than any tensor here: what is moved onto one touches no other
+POISON = 0xC5
+PROBABILITY, SEED, OFFSET = 0.25, 1, 2
+
+
+def library(backend):
+    """Every launcher of one backend, cpu or cuda. Refusals take no time, compiling does."""
+    if backend == "cpu":
+        return kflib.build("cpu", FUNCTIONS, BUILD, ("-O0",))
+    if not toolkit.include():
+        pytest.skip("no CUDA headers")
+    return hostcuda.build(FUNCTIONS, BUILD)
+
+
+def tensors_of(f):
+    return [a for a in f["arguments"] if "kind" in a]
+
+
+def outputs(f):
+    return [a["name"] for a in tensors_of(f) if a["role"] != "in"]
+
+
+def sums(f):
+    return [a["name"] for a in tensors_of(f) if a["role"] == "sum"]
+
+
+def item(a):
+    return kflib.SIZE[a["dtype"]]
+
+
+def count(a, sizes):
+    return int(np.prod(checks.shape_of(sizes, a["kind"])))
+
+
+class Call:
+    """A valid call of f in an arena of its own; `set` changes arguments, `refuses` and `accepts` make the call."""
+
+    def __init__(self, lib, f, sizes=None):
+        self.lib, self.f, self.sizes = lib, f, sizes or EXTENTS[len(f["sizes"])]
+        self.name = f["cpu_name" if lib.backend == "cpu" else "name"]
+        self.at, self.bytes, end = {}, {}, GAP
+        for a in tensors_of(f):
+            self.at[a["name"]], self.bytes[a["name"]] = end, count(a, self.sizes) * item(a)
+            end += -(-self.bytes[a["name"]] // 64) * 64 + GAP
+        self.workspace_bytes = lib.workspace_bytes(f, list(self.sizes))
+        self.at[":workspace"], self.bytes[":workspace"] = end, self.workspace_bytes
+        end += -(-self.workspace_bytes // 64) * 64 + GAP
+        self.at[":state"], self.bytes[":state"] = end, 16
+        buffer = np.full(end + 64 + GAP, 0x3C, np.uint8)  # a small positive number in every float type
+        skip = -buffer.ctypes.data % 64
+        self.memory = buffer[skip:]
+        self.base = self.memory.ctypes.data
+        self.memory[self.at[":state"]:self.at[":state"] + 16] = 0
+        for a in tensors_of(f):
+            if a["role"] != "in":
+                self.span(a["name"])[:] = POISON
+        self.values = dict(zip(f["sizes"], self.sizes)) | f["scalars"] | {
+            "workspace": self.address(":workspace") if self.workspace_bytes else None, "workspace_bytes": self.workspace_bytes,
+            "p": PROBABILITY, "seed": SEED, "offset": OFFSET, "state": self.address(":state")}
+        for a in tensors_of(f):
+            self.values[a["name"]] = self.address(a["name"])
+
+    def set(self, **changes):
+        self.values |= changes
+        return self
+
+    def set_all(self, names, value):
+        return self.set(**dict.fromkeys(names, value))
+
+    def address(self, name):
+        return self.base + self.at[name]
+
+    def span(self, name):
+        return self.memory[self.at[name]:self.at[name] + self.bytes[name]]
+
+    def _launches(self):
+        return self.lib.seen.count if self.lib.backend == "cuda" else 0
+
+    def _call(self):
+        before, launches = self.memory.copy(), self._launches()
+        code = self.lib.call(self.f, self.values)
+        return code, np.flatnonzero(before != self.memory), self._launches() - launches
+
+    def refuses(self, code, argument, *words):
+        """The message is `function: argument what it got, expected ...`."""
+        got, changed, launches = self._call()
+        detail = self.lib.detail
+        assert got == code, f"{self.name} returned {got}, expected {code} for {argument} {words} ({detail if got else 'success'})"
+        assert detail.startswith(f"{self.name}: {argument} "), f"{self.name}: the message is {detail!r}, and is to be about {argument}"
+        missing = [w for w in words if str(w) not in detail]
+        assert not missing, f"{self.name}: {missing} not in the message {detail!r}"
+        assert "expected" in detail and len(detail) < 255, f"{self.name}: the message is {detail!r}"
+        assert not changed.size, f"{self.name} refused {argument} {words}, and wrote at byte {changed[0]} of {self.at}"
+        assert launches == 0, f"{self.name} refused {argument} {words}, and launched {launches} kernels"
+
+    def accepts(self, what, writes=()):
+        """writes: names of the outputs that may change. Without any nothing is launched."""
+        code, changed, launches = self._call()
+        assert code == SUCCESS, f"{self.name} refused {what}: {code} ({self.lib.detail})"
+        allowed = np.zeros(self.memory.size, bool)
+        for name in (*writes, ":workspace") if self.lib.backend == "cpu" else ():
+            allowed[self.at[name]:self.at[name] + self.bytes[name]] = True
+        wrong = changed[~allowed[changed]]
+        assert not wrong.size, f"{self.name} with {what} wrote at byte {wrong[0]} of {self.at}"
+        if self.lib.backend == "cuda" and writes:
+            assert 1 <= launches <= 2, f"{self.name} with {what}: {launches} launches"

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CUDA launcher promises beyond right numbers, one check each: graphs, streams, nothing but launches, the same bits.
+
+A check takes the GPU (gpu.py, or the one of fakegpu.py), the library, a function of the manifest and a shape. Whether
+the direct call on the default stream is right is the numbers tests' business: here everything is compared with it, bit by bit.
+"""
+
+import checks
+import counting
+import numpy as np
+from checks import Failure
+
+SHAPES = {1: [((1000,), 0), ((257,), 1)], 2: [((7, 64), 0), ((5, 300), 1)], 3: [((2, 3, 304), 0), ((2, 5, 49), 1), ((4, 8, 1), 0)]}
+# Many blocks, and several parts of a reduced gradient.
+LARGE = {1: [((300007,), 0)], 2: [((600, 403), 0), ((3000, 64), 0)], 3: [((10, 50, 331), 0), ((3000, 70, 1), 0), ((40, 32, 66), 0)]}
+
+
+def succeed(lib, f, call, given, stream=0):
+    result = lib.call(f, given, stream)
+    if result != 0:
+        raise Failure(f"{call.where}: returned {result} ({lib.detail})")
+
+
+def direct(gpu, lib, f, call):
+    """The arena after one call on the default stream."""
+    gpu.upload(call.image)
+    succeed(lib, f, call, call.given(gpu.base))
+    gpu.synchronize()
+    return gpu.download(call.image.size)
+
+
+def same(call, back, want, what):
+    """The whole arena but the workspace: outputs bit by bit, and nothing else written."""
+    at = call.place[":workspace"]
+    differ = back != want
+    differ[at:at + call.workspace] = False
+    first = np.flatnonzero(differ)
+    if first.size:
+        i = int(first[0])
+        name = next((n for n in call.tensors if call.place[n] <= i < call.place[n] + call.data[n].nbytes), "no tensor")
+        item = call.data[name].itemsize if name in call.data else 1
+        element = (i - call.place[name]) // item if name in call.data else i
+        raise Failure(f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}")
+
+
+def graph(gpu, lib, f, sizes, shift):
+    """Captured once, replayed on other inputs: as the direct call on them. Nothing runs while it is captured."""
+    calls = [checks.Layout(lib, f, sizes, seed=s, shift=shift) for s in (1, 2)]
+    if f["dropout"] and not f["state"]:
+        calls[1].set_philox(*calls[0].philox)  # arguments by value belong to the graph; a state's are read at every replay
+    wants = [direct(gpu, lib, f, c) for c in calls]
+    if all(checks.same_bits(a, b) for a, b in zip(calls[0].outputs(wants[0]).values(), calls[1].outputs(wants[1]).values())):
+        raise Failure(f"{calls[0].where}: two inputs with one result prove nothing")
+    gpu.upload(calls[0].image)
+    gpu.begin_capture(gpu.side)
+    try:
+        succeed(lib, f, calls[0], calls[0].given(gpu.base), gpu.side)
+    finally:
+        captured = gpu.end_capture(gpu.side)
+    try:
+        gpu.synchronize()
+        same(calls[0], gpu.download(calls[0].image.size), calls[0].image, "ran while it was captured")
+        for replay in (0, 1, 0):
+            call = calls[replay]
+            gpu.upload(call.image, gpu.side)
+            gpu.launch(captured, gpu.side)
+            gpu.finish(gpu.side)
+            same(call, gpu.download(call.image.size, gpu.side), wants[replay], f"replayed with input {replay}")
+    finally:
+        gpu.destroy(captured)
+
+
+def streams(gpu, lib, cases):
+    """[(function, sizes, shift)] on a stream of their own while the default stream is busy: they neither wait nor run there."""
+    calls = [(f, checks.Layout(lib, f, sizes, seed=3, shift=shift)) for f, sizes, shift in cases]
+    wants = [direct(gpu, lib, f, call) for f, call in calls]  # kernels are loaded by now: loading may wait for the device
+    with gpu.busy():
+        for (f, call), want in zip(calls, wants):
+            try:
+                result, back = gpu.run_on(gpu.side, call.image, lambda base, f=f, call=call: lib.call(f, call.given(base), gpu.side), 10)
+            except TimeoutError as e:
+                raise Failure(f"{call.where}: waits for the default stream") from e
+            if result != 0:
+                raise Failure(f"{call.where}: returned {result} ({lib.detail})")
+            same(call, back, want, "on a side stream")
+
+
+def only_launches(gpu, lib, f, sizes, shift):
+    """Of CUDA's runtime a call uses the launch alone, and that at most twice; a refused and an empty one not even that."""
+    call = checks.Layout(lib, f, sizes, seed=4, shift=shift)
+    gpu.upload(call.image)
+    given = call.given(gpu.base)
+    for what, changes, launches in (("a call", {}, (1, 2)), ("an empty call", {s: 0 for s in f["sizes"]}, (0,)),
+                                    ("a refused call", {f["sizes"][0]: -1}, (0,))):
+        counting.take(lib)
+        result = lib.call(f, given | changes, gpu.side)
+        found = counting.take(lib)
+        if (result != 0) != (what == "a refused call"):
+            raise Failure(f"{call.where}: {what} returned {result} ({lib.detail})")
+        launched = found.pop(counting.LAUNCH, 0)
+        if found or launched not in launches:
+            raise Failure(f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called {found or 'nothing else'}")
+    gpu.finish(gpu.side)
+
+
+def repeated(gpu, lib, f, sizes, shift, times=20):
+    """The same bits every time: at other addresses, over other rubbish, while another kernel takes part of the GPU."""
+    call = checks.Layout(lib, f, sizes, seed=5, shift=shift)
+    room = -(-call.image.size // 4096) * 4096
+    gpu.upload(call.image, to=gpu.spare)
+    gpu.begin_comparison(gpu.side)
+    for i in range(times):
+        at = gpu.base + (i % 3) * room
+        if at + room > gpu.base + gpu.size:
+            raise Failure(f"{call.where}: the arena is too small")
+        gpu.copy(at, gpu.spare, call.image.size, gpu.side)
+        if call.workspace:
+            gpu.fill(at + call.place[":workspace"], 17 * i % 256, call.workspace, gpu.side)
+        if i % 2:  # something that runs beside it
+            gpu.fill(gpu.base + 3 * room, i, min(room * (i % 5 + 1), gpu.size - 3 * room))
+        succeed(lib, f, call, call.given(at), gpu.side)
+        if i == 0:
+            gpu.copy(gpu.spare + room, at, call.image.size, gpu.side)
+            continue
+        for name, a in call.tensors.items():
+            if a["role"] != "in":
+                gpu.compare(at + call.place[name], gpu.spare + room + call.place[name], call.data[name].nbytes, gpu.side)
+    count, first = gpu.differences(gpu.side)
+    gpu.synchronize()
+    if count:
+        raise Failure(f"{call.where}: {count} bytes differ in {times - 1} repetitions, first at byte {first} of an output")
+    back = gpu.download(call.image.size, start=gpu.spare + room)
+    call.untouched(back)
+    call.check(call.outputs(back))
+
+
+def chained(gpu, lib, f, sizes, times=6):
+    """Each call works on what the one before wrote, with no wait in between: as with a wait after each."""
+    for out, source in checks.in_place_pairs(f):
+        call = checks.Layout(lib, f, sizes, seed=6, inplace=((out, source),))
+        results = []
+        for wait in (True, False):
+            gpu.upload(call.image, gpu.side)
+            for _ in range(times):
+                succeed(lib, f, call, call.given(gpu.base), gpu.side)
+                if wait:
+                    gpu.finish(gpu.side)
+            gpu.finish(gpu.side)
+            results.append(gpu.download(call.image.size, gpu.side))
+        same(call, results[1], results[0], f"{times} calls in a row, {out} in place of {source}")
+
+
+def batch_axis(a):
+    """Whether a tensor has the axis that rows are counted along."""
+    return a["kind"] in ("elem", "half")
+
+
+def alone(gpu, lib, f, sizes, shift):
+    """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up."""
+    call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)  # the mask is an element's own, by its index
+    want = direct(gpu, lib, f, call)
+    sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
+    rows = sizes[0]
+    for row in sorted({0, 1, rows // 2, rows - 1} & set(range(rows))):
+        gpu.upload(call.image)
+        given = call.given(gpu.base) | {f["sizes"][0]: 1} | sums
+        expected = call.image.copy()
+        for name, a in call.tensors.items():
+            if batch_axis(a):
+                step = call.data[name].nbytes // rows
+                given[name] = given[name] and given[name] + row * step
+                if a["role"] != "in":
+                    span = slice(call.place[name] + row * step, call.place[name] + (row + 1) * step)
+                    expected[span] = want[span]
+        succeed(lib, f, call, given)
+        gpu.synchronize()
+        same(call, gpu.download(call.image.size), expected, f"row {row} alone")
+
+
+def unaligned(gpu_memory, lib, f):
+    """Every address that the element allows, all tensors alike and each its own: against the oracle."""
+    sizes = {1: (203,), 2: (5, 61), 3: (3, 4, 33)}[len(f["sizes"])]
+    least = min(np.dtype(checks.STORAGE[a["dtype"]]).itemsize for a in f["arguments"] if "kind" in a)
+    for shift in range(1, 16 // least):
+        checks.run(lib, gpu_memory, f, sizes, seed=shift, shift=shift)
+    even = {1: (2048,), 2: (6, 64), 3: (2, 4, 64)}[len(f["sizes"])]
+    for shift in ((1, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1), (0, 1), (2, 3, 1, 0, 5)):
+        checks.run(lib, gpu_memory, f, even, seed=8, shift=shift)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls launchers under compute-sanitizer, each tensor in an allocation of its own size: what the tools are to look at.
+
+    compute-sanitizer --tool memcheck python3 tests/support/sanitized.py LIBRARY SHARD SHARDS
+"""
+
+import ctypes
+import pathlib
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2] / "gen")]
+
+import checks  # noqa: E402
+import kflib  # noqa: E402
+import selection  # noqa: E402
+
+# Fewer blocks than usual fill the GPU, so that several vectors a thread are reached by tensors of a few ten thousand elements.
+FLAGS = ("-O3", "-arch=native", "-lineinfo", "-DKFI_MAP_FILL=4")
+# Vectors and single elements, several vectors a thread, odd rows, planes and rows of channels, tails, sums of several parts.
+SHAPES = {1: [((1003,), 0), ((61,), 1), ((32773,), 0)],
+          2: [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
+          3: [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)]}
+
+
+class Runtime:
+    """Each array in exactly as many bytes as it has; `shift` elements in front of it."""
+
+    def __init__(self):
+        self.rt = ctypes.CDLL("libcudart.so")
+
+    def call(self, name, *arguments):
+        status = getattr(self.rt, name)(*arguments)
+        if status:
+            raise RuntimeError(f"{name}: CUDA error {status}")
+
+    def place(self, size, array=None, skip=0):
+        pointer = ctypes.c_void_p()
+        self.call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(max(size + skip, 1)))
+        if array is not None:
+            self.call("cudaMemcpy", ctypes.c_void_p(pointer.value + skip), ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), 1)
+        return pointer.value
+
+
+def run(lib, runtime, f, sizes, shift):
+    call = checks.Layout(lib, f, sizes, shift=shift)
+    given, owned = call.given(0), []
+    for name, a in call.tensors.items():
+        if a["unread"]:
+            continue
+        array, skip = call.data[name], shift * call.data[name].itemsize
+        # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them.
+        owned.append(runtime.place(array.nbytes, array if a["role"] == "in" else None, skip))
+        given[name] = owned[-1] + skip
+    state = call.image[call.state:call.state + 16].copy()
+    owned.append(runtime.place(16, state))
+    given["state"] = owned[-1]
+    if call.workspace:
+        owned.append(runtime.place(call.workspace))
+        given["workspace"] = owned[-1]
+    result = lib.call(f, given)
+    if result:
+        raise RuntimeError(f"{call.where}: returned {result} ({lib.detail})")
+    runtime.call("cudaDeviceSynchronize")
+    for pointer in owned:
+        runtime.call("cudaFree", ctypes.c_void_p(pointer))
+
+
+def main(library, shard, shards):
+    lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
+    for f in selection.kernels()[int(shard)::int(shards)]:
+        for sizes, shift in SHAPES[len(f["sizes"])]:
+            run(lib, runtime, f, sizes, shift)
+            calls += 1
+    print(f"{calls} calls")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the CUDA toolkit is: its compiler, its headers, NVRTC. Each may be there without the others."""
+
+import ctypes
+import ctypes.util
+import functools
+import os
+import pathlib
+import shutil
+import sys
+
+PLACES = ("/usr/local/cuda", "/opt/cuda")
+
+
+def nvcc():
+    """The compiler's path, or nothing."""
+    found = os.environ.get("NVCC") or shutil.which("nvcc")
+    return found or next((f"{p}/bin/nvcc" for p in PLACES if pathlib.Path(p, "bin/nvcc").exists()), None)
+
+
+def _wheels():
+    """The directories of NVIDIA's Python packages."""
+    return [p for d in sys.path for p in sorted(pathlib.Path(d).glob("nvidia/*")) if p.is_dir()]
+
+
+@functools.cache
+def include():
+    """CUDA's include directory, or nothing."""
+    tops = [os.environ.get("CUDA_HOME"), *PLACES]
+    if compiler := nvcc():
+        tops.insert(1, pathlib.Path(compiler).resolve().parents[1])
+    for top in [pathlib.Path(t) for t in tops if t] + _wheels():
+        for directory in (top / "include", *top.glob("targets/*/include")):
+            if (directory / "cuda_runtime.h").exists() and (directory / "cuda_fp16.h").exists():
+                return directory
+    return None
+
+
+@functools.cache
+def nvrtc():
+    """The library, or nothing. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
+    tops = [pathlib.Path(t) for t in (os.environ.get("CUDA_HOME"), *PLACES) if t] + _wheels()
+    found = [p for top in tops for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
+    for library in [*found, ctypes.util.find_library("nvrtc")]:
+        if library:
+            for part in pathlib.Path(library).parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(part))
+            return ctypes.CDLL(str(library))
+    return None

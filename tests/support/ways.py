@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the ways in share: a copy of the repository, programs that use kf, and the lines of docs/install.md, which
+they run as a user would."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import kflib
+import pytest
+from kfgen.paths import version
+
+ROOT = kflib.ROOT
+PAGE = ROOT / "docs/install.md"
+VERSION = version()
+
+
+def tool(name, *places):
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"], *places])
+    return shutil.which(name, path=path)
+
+
+MESON, CMAKE, PKG_CONFIG, NVCC = tool("meson"), tool("cmake"), tool("pkg-config"), tool("nvcc", "/usr/local/cuda/bin")
+needs_meson = pytest.mark.skipif(not MESON, reason="no meson")
+needs_cmake = pytest.mark.skipif(not CMAKE, reason="no cmake")
+needs_pkg_config = pytest.mark.skipif(not PKG_CONFIG, reason="no pkg-config")
+needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
+
+# Includes come behind globals of the names that kf's functions give their arguments: -Wshadow would complain about kf's
+# headers if they were not system headers. <cstdlib> is not found where /usr/include was given as a system path.
+GLOBALS = "extern int n, x, out, rows;\nint n, x, out, rows;\n"
+PROGRAM = GLOBALS + """
+#ifdef __cplusplus
+#include <cstdlib>
+#endif
+#include <kf/kf.h>
+#include <stdio.h>
+int main(void)
+{
+    const float a[] = {1, -2, 3}, b[] = {1, 1, -5};
+    float sum[3] = {9, 9, 9};
+    if (kf_cpu_add_relu_f32(a, b, sum, 3) != KF_SUCCESS) return 1;
+    printf("%g %g %g\\n", (double)sum[0], (double)sum[1], (double)sum[2]);
+    return 0;
+}
+"""
+SAID = "2 0 0\n"
+
+# What is refused before anything is launched needs no GPU.
+CUDA_PROGRAM = GLOBALS + """
+#include <cstdlib>
+#include <kf/kf.cuh>
+#include <cstdio>
+int main()
+{
+    if (kf_add_relu_f32(nullptr, nullptr, nullptr, 0, nullptr) != KF_SUCCESS) return 1;
+    if (kf_add_relu_f32(nullptr, nullptr, nullptr, -1, nullptr) != KF_ERROR_INVALID_SIZE) return 2;
+    return std::puts(kf_get_last_error_detail()) < 0;
+}
+"""
+CUDA_SAID = "kf_add_relu_f32: n is -1, expected 0 or more\n"
+WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror"
+NVCC_WARNINGS = f"-Werror all-warnings -Xcompiler {WARNINGS.replace(' ', ',')}"
+
+
+def snippets():
+    """{name: text} of the page's."""
+    return dict(re.findall(r"<!-- snippet: (\S+) -->\n```\w+\n(.*?)```\n", PAGE.read_text(), re.S))
+
+
+def snippet(name, replace=()):
+    """A snippet's text, with what a user would write instead of each (old, new)."""
+    text = snippets()[name]
+    for old, new in replace:
+        assert old in text, f"docs/install.md: snippet {name} has no `{old}`"
+        text = text.replace(old, str(new))
+    return text
+
+
+def environment(home=None, **more):
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("PKG_CONFIG", "CMAKE", "DESTDIR", "PREFIX"))}
+    for inherited in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the `make test` we may be running under
+        found.pop(inherited, None)
+    places = [str(pathlib.Path(sys.executable).parent), str(ROOT / "gen/bin"), found["PATH"]]
+    found["PATH"] = os.pathsep.join(places + ([str(pathlib.Path(NVCC).parent)] if NVCC else []))
+    if home:
+        found["HOME"] = str(home)
+    return {**found, **{k: str(v) for k, v in more.items()}}
+
+
+def run(*command, cwd=None, fails=False, home=None, **more):
+    """Runs it; returns what it says."""
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, env=environment(home, **more))
+    assert (done.returncode != 0) == fails, f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout + done.stderr
+
+
+def shell(text, cwd, home=None, **kwargs):
+    return run("bash", "-euo", "pipefail", "-c", text, cwd=cwd, home=home, **kwargs)
+
+
+def copy(to):
+    """A copy of the repository's files, as a clone has them, without anything that is generated."""
+    try:
+        listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, stderr=subprocess.DEVNULL)
+        files = [f for f in listed.decode().split("\0") if f and (ROOT / f).is_file()]
+    except (FileNotFoundError, subprocess.CalledProcessError):  # not a clone: whatever is not from a build
+        skip = re.compile(r"(^|/)(build[^/]*|__pycache__|\.[a-z_]+cache|\.venv[^/]*|.*\.egg-info)/")
+        files = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*") if p.is_file()]
+        files = [f for f in files if not skip.search(f)]
+    for file in files:
+        (to / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, to / file)
+    return to
+
+
+def commit(folder):
+    """Makes it a git repository with one commit, whatever the user's own settings and today's date are."""
+    date = "2026-01-02T03:04:05Z"
+    git = ["git", "-c", "user.name=kf", "-c", "user.email=kf@example.org", "-c", "commit.gpgsign=false", "-c", "core.autocrlf=false"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        run(*git, *arguments, cwd=folder, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
+
+
+def consumer(folder, **files):
+    """A project's directory with these files: `name__ext` is name.ext."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"program.c": PROGRAM, "program.cpp": PROGRAM, "program.cu": CUDA_PROGRAM, **files}.items():
+        path = folder / name.replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
