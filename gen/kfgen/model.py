@@ -561,18 +561,21 @@ class Kernel:
     def tensor_names(self):
         return [t[0] for t in self.tensors]
 
-    @property
-    def tensor_codes(self):
-        """The tensors as core/map.cuh reads them: one short literal, since every program that includes kf parses it."""
-        letter = {"in": "i", "act": "a", "unread": "u", "state": "s", "out": "o", "optional": "z"}
-        return "".join(f"{size}{kind[0]}{letter[use]}{twin or ' '}" for _, size, kind, use, twin in self.tensors).rstrip()
+    def tensor_codes(self, reads):
+        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
+        gradient reads its input."""
+        kinds = {"elem": 0, "half": 1, "row": 2, "pair": 3}  # and the flags of core/check.h
+        out, nullable, unread = 4, 8, 16
 
-    @property
-    def tensor_rows(self):
-        """The tensors as rows of the C launchers' table."""
-        flags = {"in": "", "act": " | (reads ? 0 : KFI_NULLABLE | KFI_UNREAD)", "unread": " | KFI_NULLABLE | KFI_UNREAD",
-                 "state": " | (from_state ? 0 : KFI_NULLABLE)", "out": " | KFI_OUT", "optional": " | KFI_OUT | KFI_NULLABLE"}
-        return [f"{{{name}, {size}, KFI_{kind.upper()}{flags[use]}, {twin}}}" for name, size, kind, use, twin in self.tensors]
+        def codes(reads, from_state):
+            uses = {"in": 0, "act": 0 if reads else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
+                    "out": out, "optional": out | nullable}
+            return '"' + "".join(f"{size}{chr(ord('0') + (kinds[kind] | uses[use]))}{twin}" for _, size, kind, use, twin in self.tensors) + '"'
+
+        def chosen(name, asked, of):
+            return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
+
+        return chosen(reads, self.asks_reads, lambda r: chosen("from_state", self.dropout, lambda s: codes(r, s)))
 
     @property
     def contract(self):

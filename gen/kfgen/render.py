@@ -47,14 +47,15 @@ def write(path, text):
 
 
 def tidy(text, width=100):
-    """Generated text as a person would leave it: no stray blanks, no line over `width` that can be broken at a comma."""
+    """Generated text as a person would leave it: no stray blanks, no line over `width` that can be broken at a comma.
+    CUDA's launchers stay on one line each: nvcc hands every further line to the host's compiler with a line directive (half a percent)."""
     lines = []
     for line in re.sub(r"[ \t]+\n", "\n", text).split("\n"):
         line = line.lstrip() if line.lstrip().startswith("#pragma") else line
         if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
-        while len(line) > width and not line.startswith("#"):
+        while len(line) > width and not line.startswith(("#", "KF_FN")):
             cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", " | ", ") {", "{ ", " : "))
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)

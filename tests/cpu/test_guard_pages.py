@@ -56,7 +56,7 @@ PLANTED = {
     "the byte before the first is read": (r"(char \*at = tensor \+ first \* s->size;)", r"\1 (void)*(volatile char *)(at - 1);",
                                           "kf_cpu_relu_f32"),
     "an input is written": (r"(if \(indirect\) kfi_finish\(m, scratch, indirect, i, count\);)",
-                            r"\1 *(volatile char *)(uintptr_t)m->operands[0].ptr = 1;", "kf_cpu_relu_f32"),
+                            r"\1 *(volatile char *)(uintptr_t)m->operands.of[0].ptr = 1;", "kf_cpu_relu_f32"),
 }
 
 

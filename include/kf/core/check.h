@@ -16,22 +16,30 @@ enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_KIND = 3, KFI_
 
 typedef struct {
     const void *ptr;
-    int size;  /* bytes of an element */
-    int flags; /* a kind, KFI_OUT, KFI_NULLABLE */
-    int twin;  /* of an output: 1 + the index of an earlier output that is proven equal and may be the same pointer */
+    int size;        /* bytes of an element */
+    int flags;       /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
+    int twin;        /* of an output: 1 + the index of an earlier output that is proven equal and may be the same pointer */
+    uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
 } kfi_operand;
 
-/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (1 otherwise). */
+#define KFI_OPERANDS 16
+typedef struct {
+    kfi_operand of[KFI_OPERANDS];
+    int count;
+    uintptr_t bits; /* of all tensors' addresses */
+} kfi_operands;
+
+/* The tensor arguments of a function: one short literal each, since every program that includes kf parses them all. */
+typedef struct {
+    const char *words; /* their names: "x bias out" */
+    const char *codes; /* three characters each: bytes of an element, '0' + flags, the twin */
+    const void *const *tensors;
+} kfi_arguments;
+
+/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise). */
 typedef struct {
     kf_i64 rows, channels, cols;
 } kfi_shape;
-
-KFI_ONCE kf_i64 kfi_count(const kfi_operand *o, const kfi_shape *s)
-{
-    const kf_i64 n = s->rows * s->cols * (s->channels > 0 ? s->channels : 1);
-    const int kind = o->flags & KFI_KIND;
-    return kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : s->channels > 0 ? s->channels : s->cols;
-}
 
 /* Whether a query for a workspace has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
@@ -55,49 +63,55 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
     return KF_SUCCESS;
 }
 
-/* Whether a tensor and `bytes` bytes at `begin` share one; those of size zero share nothing, wherever they lie. */
-KFI_ONCE int kfi_meets(const kfi_operand *o, const kfi_shape *shape, uintptr_t begin, uintptr_t bytes)
+/* Conditions without branches, here and below: half the time that a host compiler takes for them. */
+KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin, uintptr_t bytes) /* tensors of no bytes meet nothing */
 {
-    const uintptr_t at = (uintptr_t)o->ptr, own = (uintptr_t)(kfi_count(o, shape) * o->size);
-    return own > 0 && bytes > 0 && at < begin + bytes && begin < at + own;
+    const uintptr_t at = (uintptr_t)o->ptr, other = (uintptr_t)begin;
+    return (at < other + bytes) & (other < at + o->bytes) & (bytes > 0) & (o->bytes > 0);
 }
 
-/* Whether output a may not lie where b lies; j: the place of b in the table. */
-KFI_ONCE int kfi_clashes(const kfi_operand *a, const kfi_operand *b, int j, const kfi_shape *shape)
+/* Whether tensor i is an output that shares memory with tensor j in a way that no call may. */
+KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
 {
-    if (!kfi_meets(a, shape, (uintptr_t)b->ptr, (uintptr_t)(kfi_count(b, shape) * b->size))) return 0;
-    if (a->ptr != b->ptr || a->size != b->size || ((a->flags ^ b->flags) & KFI_KIND) != 0) return 1;
-    if (b->flags & KFI_OUT) return a->twin != j + 1 && (!a->twin || a->twin != b->twin);
-    return (a->flags & KFI_KIND) == KFI_ROW; /* in place: every element is read before it is written, by the same thread */
+    const kfi_operand *out = &all->of[i], *other = &all->of[j];
+    const int same = (out->ptr == other->ptr) & (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
+    const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
+    const int in_place = (out->flags & KFI_KIND) != KFI_ROW; /* every element is read before it is written, by the same thread */
+    return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(same & (other->flags & KFI_OUT ? twins : in_place));
 }
 
-/* words: the names of the operands. */
-KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const char *words, const kfi_operand *o, int count, const kfi_shape *shape)
+/* Reads the table of a call's tensors, and refuses what no call may do with them. */
+KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, kfi_operands *all)
 {
-    for (int i = 0; i < count; ++i) {
-        if (!o[i].ptr && !(o[i].flags & KFI_NULLABLE) && kfi_count(&o[i], shape) > 0)
-            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(words, i), "is NULL, expected a pointer to %lld elements",
-                            (long long)kfi_count(&o[i], shape));
-        if ((uintptr_t)o[i].ptr & (uintptr_t)(o[i].size - 1))
-            return kfi_fail(KF_ERROR_INVALID_VALUE, name, kfi_word(words, i), "is %p, expected a pointer aligned to its %d-byte elements",
-                            o[i].ptr, o[i].size);
-    }
-    for (int i = 0; i < count; ++i)
-        for (int j = 0; j < count && (o[i].flags & KFI_OUT) && o[i].ptr; ++j) {
-            if (j == i || !o[j].ptr || ((o[j].flags & KFI_OUT) && j > i) || (o[j].flags & KFI_UNREAD) || !kfi_clashes(&o[i], &o[j], j, shape)) continue;
-            return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(words, i), "at %p overlaps %.*s at %p, expected %s", o[i].ptr,
-                            (int)strcspn(kfi_word(words, j), " "), kfi_word(words, j), o[j].ptr,
-                            (o[j].flags & KFI_OUT) ? "outputs that are apart" : "the same pointer (in place) or memory apart");
+    const char *code = arguments->codes;
+    all->bits = 0;
+    for (int i = 0; *code; ++i, code += 3) {
+        kfi_operand *o = &all->of[i];
+        const int kind = (code[1] - '0') & KFI_KIND;
+        const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
+        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : s->channels > 0 ? width : s->cols;
+        o->ptr = arguments->tensors[i];
+        o->size = code[0] - '0';
+        o->flags = code[1] - '0';
+        o->twin = code[2] - '0';
+        o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
+        all->count = i + 1;
+        all->bits |= kind == KFI_PAIR ? 0 : (uintptr_t)o->ptr;
+        if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
+            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
+                            (long long)elements);
+        if ((uintptr_t)o->ptr & (uintptr_t)(o->size - 1))
+            return kfi_fail(KF_ERROR_INVALID_VALUE, name, kfi_word(arguments->words, i),
+                            "is %p, expected a pointer aligned to its %d-byte elements", o->ptr, o->size);
+        for (int j = 0; j < i; ++j) {
+            const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
+            if (!kfi_clashes(all, out, other)) continue;
+            return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out), "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
+                            (int)strcspn(kfi_word(arguments->words, other), " "), kfi_word(arguments->words, other), all->of[other].ptr,
+                            (all->of[other].flags & KFI_OUT) ? "outputs that are apart" : "the same pointer (in place) or memory apart");
         }
+    }
     return KF_SUCCESS;
-}
-
-KFI_HOST int kfi_is_aligned(const kfi_operand *o, int count, unsigned bytes)
-{
-    uintptr_t bits = 0;
-    for (int i = 0; i < count; ++i)
-        if ((o[i].flags & KFI_KIND) != KFI_PAIR) bits |= (uintptr_t)o[i].ptr;
-    return bits % bytes == 0;
 }
 
 /* p of a dropout; NaN fails. */
@@ -107,18 +121,19 @@ KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
     return kfi_fail(KF_ERROR_INVALID_VALUE, name, "p", "is %g, expected 0 <= p <= 1", p);
 }
 
-/* The operands are those that kfi_check_operands has accepted. Of a workspace only what is asked for must be apart from them. */
-KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const char *words, const kfi_operand *o, int count, const kfi_shape *shape,
-                                         const void *workspace, size_t got, size_t expected)
+/* Of a workspace only what is asked for must be apart from the tensors. */
+KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_arguments *arguments, const kfi_operands *all, const void *workspace,
+                                         size_t got, size_t expected)
 {
     if (expected == 0) return KF_SUCCESS;
     if (!workspace || got < expected || (uintptr_t)workspace % 16 != 0)
         return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected 16-byte aligned memory of %llu bytes", workspace,
                         (unsigned long long)got, (unsigned long long)expected);
-    for (int i = 0; i < count; ++i)
-        if (o[i].ptr && !(o[i].flags & KFI_UNREAD) && kfi_meets(&o[i], shape, (uintptr_t)workspace, expected))
+    for (int i = 0; i < all->count; ++i)
+        if (kfi_meets(&all->of[i], workspace, expected))
             return kfi_fail(KF_ERROR_OVERLAP, name, "workspace", "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,
-                            (int)strcspn(kfi_word(words, i), " "), kfi_word(words, i), o[i].ptr, (unsigned long long)expected);
+                            (int)strcspn(kfi_word(arguments->words, i), " "), kfi_word(arguments->words, i), all->of[i].ptr,
+                            (unsigned long long)expected);
     return KF_SUCCESS;
 }
 

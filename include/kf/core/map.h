@@ -47,9 +47,7 @@ typedef struct {
 
 typedef struct {
     kfi_name name;
-    const char *words; /* names of the operands */
-    const kfi_operand *operands;
-    int count;
+    kfi_arguments arguments;
     const kfi_slot *slots;
     int slot_count, sums, acc_size;
     kfi_tile_fn tile;
@@ -57,6 +55,7 @@ typedef struct {
     const void *scalars;
     const kfi_rng *rng;
     /* set by the walk */
+    kfi_operands operands;
     kf_i64 rows, cols, channels, inner, elements, blocks, per_block;
     int plane;
     char *partial;
@@ -117,7 +116,7 @@ KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size
 KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *tensor, char *tile, kf_i64 first, int count, int store)
 {
     const size_t size = (size_t)s->size;
-    if ((m->operands[s->operand].flags & KFI_KIND) != KFI_HALF) {
+    if ((m->operands.of[s->operand].flags & KFI_KIND) != KFI_HALF) {
         char *at = tensor + first * s->size;
         if (store) memcpy(at, tile, (size_t)count * size);
         else memcpy(tile, at, (size_t)count * size);
@@ -144,8 +143,8 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratc
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
-        char *base = (char *)(uintptr_t)m->operands[s->operand].ptr;
-        const int is_half = (m->operands[s->operand].flags & KFI_KIND) == KFI_HALF;
+        char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
+        const int is_half = (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
         if (!base || count < KFI_TILE || (is_half && first % m->cols + count > m->cols)) {
             t->p[k] = scratch[k].bytes;
             if (!base) continue;
@@ -165,7 +164,7 @@ KFI_HOST void kfi_finish(const kfi_cpu_map *m, kfi_scratch *scratch, unsigned in
 {
     for (int k = 0; k < m->slot_count; ++k)
         if ((indirect >> k & 1u) && m->slots[k].kind == KFI_SLOT_STORE)
-            kfi_move_elements(m, &m->slots[k], (char *)(uintptr_t)m->operands[m->slots[k].operand].ptr, (char *)scratch[k].bytes, first, count, 1);
+            kfi_move_elements(m, &m->slots[k], (char *)(uintptr_t)m->operands.of[m->slots[k].operand].ptr, (char *)scratch[k].bytes, first, count, 1);
 }
 
 /* Every operand has the result's shape. */
@@ -213,7 +212,7 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
         const kfi_slot *s = &m->slots[k];
         repeated[k] = NULL;
         if (s->kind == KFI_SLOT_ROW) {
-            const char *base = (const char *)m->operands[s->operand].ptr;
+            const char *base = (const char *)m->operands.of[s->operand].ptr;
             repeated[k] = (char *)row_values[rows++];
             if (!base) {
                 memset(repeated[k], 0, (size_t)(width * s->size));
@@ -288,7 +287,7 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
                 for (int k = 0, n = 0; k < m->slot_count; ++k) {
                     const kfi_slot *s = &m->slots[k];
                     if (s->kind == KFI_SLOT_ROW) {
-                        char *base = (char *)(uintptr_t)m->operands[s->operand].ptr;
+                        char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
                         t.p[k] = base && count == KFI_TILE ? base + col * s->size : (char *)scratch[k].bytes;
                         if (count < KFI_TILE && (!m->derive || row == begin)) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
                         if (base && count < KFI_TILE) memcpy(scratch[k].bytes, base + col * s->size, (size_t)(count * s->size));
@@ -362,7 +361,7 @@ KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
             for (int k = 0; k < m->slot_count; ++k) {
                 const kfi_slot *s = &m->slots[k];
                 if (s->kind != KFI_SLOT_ROW) continue;
-                const char *base = (const char *)m->operands[s->operand].ptr;
+                const char *base = (const char *)m->operands.of[s->operand].ptr;
                 kf_i64 at = i - plane * m->inner, channel = plane % m->channels;
                 for (int done = 0; base && done < KFI_TILE;) {
                     const kf_i64 room = m->inner - at;
@@ -406,7 +405,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     shape.cols = n;
     kf_result_t result = kfi_check_sizes(&m->name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
-    result = kfi_check_operands(&m->name, m->words, m->operands, m->count, &shape);
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     m->elements = n;
     kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
@@ -424,12 +423,12 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     const kf_i64 width = is_channel ? channels : cols;
     m->elements = is_channel ? rows * channels * cols : rows * cols;
     if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;
-    kf_result_t result = kfi_check_operands(&m->name, m->words, m->operands, m->count, &shape);
+    kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = sums[k] != NULL;
     const size_t needed = wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0;
-    result = kfi_check_workspace(&m->name, m->words, m->operands, m->count, &shape, workspace, workspace_bytes, needed);
+    result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     m->partial = wanted ? (char *)workspace : NULL;
     m->plane = is_channel && cols > 1;

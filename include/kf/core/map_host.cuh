@@ -26,9 +26,7 @@ KF_FN KFI_SMALL kfi_divisor kfi_make_divisor(kf_i64 d)
 // What the kernels of one op x dtypes look like.
 struct kfi_map {
     kfi_name name;
-    const char *words, *codes;  // of the tensors, "x bias out" and "4ei 4ri 4eo": see kfi_read_operands
-    const void *const *tensors;
-    bool reads, from_state;     // the activation's gradient reads its input; the state is asked for
+    kfi_arguments arguments;
     const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
@@ -37,25 +35,6 @@ struct kfi_map {
     int acc_size; // bytes of their accumulators
 };
 
-#define KFI_OPERANDS 16
-// One code is three letters and a space, a digit in its place where the output may be the same as an earlier one (counted
-// from 1). Bytes of an element; e element, h half, r row, p pair; i input, a input that some activations do not read,
-// u input that is not read, s the state, o output, z output that may be NULL.
-KF_FN KFI_SMALL int kfi_read_operands(const kfi_map &m, kfi_operand *o)
-{
-    int count = 0;
-    for (const char *c = m.codes; *c; c += c[3] ? 4 : 3) {
-        const int kind = c[1] == 'e' ? KFI_ELEM : c[1] == 'h' ? KFI_HALF : c[1] == 'r' ? KFI_ROW : KFI_PAIR;
-        const int unread = c[2] == 'u' || (c[2] == 'a' && !m.reads);
-        o->ptr = m.tensors[count++];
-        o->size = c[0] - '0';
-        o->flags = kind | (unread ? KFI_NULLABLE | KFI_UNREAD : 0) | (c[2] == 'o' || c[2] == 'z' ? KFI_OUT : 0) |
-                   (c[2] == 'z' || (c[2] == 's' && !m.from_state) ? KFI_NULLABLE : 0);
-        o->twin = c[3] > ' ' ? c[3] - '0' : 0;
-        ++o;
-    }
-    return count;
-}
 KF_FN kf_i64 kfi_ceil(kf_i64 a, kf_i64 b) { return (a + b - 1) / b; }
 KF_FN kf_i64 kfi_clamp(kf_i64 v, kf_i64 low, kf_i64 high) { return v > high ? (high < low ? low : high) : v < low ? low : v; }
 
@@ -87,11 +66,10 @@ KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **a
     const kfi_shape shape = {1, 0, n};
     kf_result_t result = kfi_check_sizes(&m.name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
-    kfi_operand operands[KFI_OPERANDS];
-    const int count = kfi_read_operands(m, operands);
-    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    kfi_operands operands;
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
-    return kfi_launch_each(m, m.kernels, n, kfi_is_aligned(operands, count, 16), e, 0, args, stream);
+    return kfi_launch_each(m, m.kernels, n, operands.bits % 16 == 0, e, 0, args, stream);
 }
 
 KF_FN KFI_SMALL kf_result_t kfi_check_grid(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel)
@@ -110,13 +88,12 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     const kfi_shape shape = {rows, channels, cols};
     const kf_i64 n = rows * cols * (is_channel ? channels : 1);
     if (n == 0) return KF_SUCCESS;
-    kfi_operand operands[KFI_OPERANDS];
-    const int count = kfi_read_operands(m, operands);
-    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    kfi_operands operands;
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
     const bool plane = is_channel && cols > 1;
     if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
-    const bool aligned = kfi_is_aligned(operands, count, 16), whole = cols % m.vec == 0;
+    const bool aligned = operands.bits % 16 == 0, whole = cols % m.vec == 0;
     const bool vectors = aligned && cols >= m.vec && (whole || !halves);
     g->cols = cols;
     g->width = kfi_make_divisor(plane || !vectors || !whole ? cols : cols / m.vec);
@@ -196,20 +173,19 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     const kfi_shape shape = {rows, channels, cols};
     s->count = is_channel ? channels : cols;
     if (s->count == 0) return KF_SUCCESS;
-    kfi_operand operands[KFI_OPERANDS];
-    const int count = kfi_read_operands(m, operands);
-    result = kfi_check_operands(&m.name, m.words, operands, count, &shape);
+    kfi_operands operands;
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
     const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size) : 0;
-    result = kfi_check_workspace(&m.name, m.words, operands, count, &shape, workspace, workspace_bytes, needed);
+    result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
     if (cols == 0) rows = 0;
-    const bool vectors = kfi_is_aligned(operands, count, 16) && period % m.vec == 0 && (!plane || cols >= m.vec);
+    const bool vectors = operands.bits % 16 == 0 && period % m.vec == 0 && (!plane || cols >= m.vec);
     const int vec = vectors ? m.vec : 1;
     const kfi_split split = kfi_make_split(rows, period, m.size, m.threads);
     const kf_i64 parts = split.parts * split.slabs;
