@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kfgen import contract, names
 from kfgen.emit import Target, counts, emit, reads
-from kfgen.expr import KEEP, KEEP_SCALE, Graph, gradient, substitute
+from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, gradient, substitute
 from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, op_graph
 
 
@@ -299,7 +299,9 @@ class Kernel:
             copies = substitute(self.graph, graph, self.roots + list(rows), {}, act=(
                 lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
             roots, rows = copies[:len(roots)], dict(zip(copies[len(roots):], rows.values()))
-        keep = "keep[j]" if target.mask_type == "uint32_t" else "kfi_cpu_wide(keep[j])"
+        groups = self._groups(act)
+        keep = "keep[j + u * KFI_TILE]" if groups else "keep[j]"
+        keep = keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"
         env = {p: f"{p}_j" for s in self.loads for p in s.parts} | {KEEP: keep, KEEP_SCALE: "keep_scale"}
         lines, texts = emit(graph, roots, target, env, fixed={i: f"{n}_j" for i, n in rows.items()})
         printed = reads(graph, roots, rows)
@@ -307,7 +309,16 @@ class Kernel:
         if any(graph.nodes[i].op in ("act", "act_bwd") for i in printed):
             names_ |= set(act.scalars)
         scalars = [(s, i) for i, s in enumerate(self.scalars + list(act.scalars)) if s in names_]
-        return TileCode(lines, names_, scalars, list(zip([s for s in self.slots if s.role in ("store", "sum")], texts)))
+        return TileCode(lines, names_, scalars, list(zip([s for s in self.slots if s.role in ("store", "sum")], texts)), groups)
+
+    def _groups(self, act):
+        """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
+        where a row's arithmetic would be written out several times."""
+        graph = Graph()
+        x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
+        roots = [act.build_bwd(graph, x, dy, scalars)]
+        ops = {g.nodes[i].op for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r)}
+        return bool(self.sums) and not ops & TRANSCENDENTAL
 
     @functools.cached_property
     def slots(self):
@@ -618,6 +629,7 @@ class TileCode:
     reads: set  # the names of the slots that are read
     scalars: list  # (name, index) of those that are read
     results: list  # (slot, text)
+    groups: bool  # several rows at a time
 
 
 MAX_SLOTS = 16  # KFI_SLOTS
@@ -645,15 +657,22 @@ class Slot:
         return {"kf_i32": "int32_t", "kf_i64": "int64_t"}.get(self.dtype.compute_ctype, self.dtype.compute_ctype)
 
     @property
-    def load(self):
-        return f"kfi_cpu_load_{self.dtype.word}({self.name}[j])" if self.dtype.size == 2 else f"{self.name}[j]"
+    def const(self):
+        return "const " if self.role in ("load", "row", "derived") else ""
 
-    def store(self, text):
+    def at(self, group):
+        """The slot's element: of one tile, or of tile u of a group, in which row values and sums are those of tile 0."""
+        return f"{self.name}[j + u * {self.name}_n]" if group and self.role in ("load", "store") else f"{self.name}[j]"
+
+    def load(self, group=False):
+        return f"kfi_cpu_load_{self.dtype.word}({self.at(group)})" if self.dtype.size == 2 else self.at(group)
+
+    def store(self, text, group=False):
         if self.role == "sum":
-            return f"{self.name}[j] += {text}"
+            return f"{self.name}_s += {text}" if group else f"{self.at(group)} += {text}"
         if self.dtype.word == self.kernel.dtype.compute:
-            return f"{self.name}[j] = {text}"
-        return f"{self.name}[j] = kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
+            return f"{self.at(group)} = {text}"
+        return f"{self.at(group)} = kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
 
     @property
     def row(self):

@@ -158,8 +158,8 @@ BROKEN = {
         "kf/core/philox.h", r"round < 10; \+\+round\) \{\n        const",
         'round < 9; ++round) {\n        const', ("kf_cpu_dropout_f32",)),
     "gradients of sub swapped": (
-        "kf/ops/sub.h", r"da\[j\] = (\w+);\n        db\[j\] = -\1;",
-        r"da[j] = -\1;\n        db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
+        "kf/ops/sub.h", r"da\[j\] = (\w+);\s+db\[j\] = -\1;",
+        r"da[j] = -\1; db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
     "operands of sub swapped": (
         "kf/ops/sub.h", "a_j - b_j",
         "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
@@ -170,14 +170,35 @@ BROKEN = {
         "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16",)),
     "narrow rows: the wrong column": (
-        "kf/core/map.h", r"col = \(col \+ KFI_TILE\) % m->cols",
-        "col = (col + KFI_TILE + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32",)),
+        "kf/core/map.h", r"col = \(col \+ done\) % m->cols",
+        "col = (col + done + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32",)),
     "narrow rows: a tail's sums lost": (
         "kf/core/map.h", r"kfi_add_sums\(repeated\[k\] \+ col \* m->acc_size, \(const char \*\)lost\[n\+\+\]\.bytes, count",
         "kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count - 1", ("kf_cpu_bias_bwd_f32",)),
     "wide rows: the row's first columns again": (
-        "kf/core/map.h", r"count == KFI_TILE \? base \+ col \* s->size",
-        "count == KFI_TILE ? base", ("kf_cpu_bias_f32", "kf_cpu_prelu_bias_f32",)),
+        "kf/core/map.h", r"t->p\[k\] = base \+ col \* s->size",
+        "t->p[k] = base", ("kf_cpu_bias_relu_bwd_f32", "kf_cpu_prelu_bias_bwd_f32",)),
+    "neighbours in a row: the same row values": (
+        "kf/core/map.h", r"t->step\[k\] = step == KFI_TILE \? KFI_TILE : 0",
+        "t->step[k] = 0", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
+    "narrow rows, neighbours: the same row values": (
+        "kf/core/map.h", r"t\.step\[k\] = group \? 0 : KFI_TILE",
+        "t.step[k] = 0", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
+    "narrow rows, a group: rows that are no period apart": (
+        "kf/core/map.h", r"step = group \? period : KFI_TILE",
+        "step = KFI_TILE", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_relu_bwd_bf16",)),
+    "narrow rows, a group: its rows again": (
+        "kf/core/map.h", r"i \+= \(KFI_GROUP - 1\) \* period;",
+        "i += 0;", ("kf_cpu_bias_bwd_f32", "kf_cpu_prelu_bias_bwd_bf16",)),
+    "wide rows, a group: a row left out": (
+        "kf/core/map.h", r"\(at \+= tiles\) < row \+ group",
+        "(at += tiles + 1) < row + group", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32",)),
+    "wide rows, a group: the row above": (
+        "kf/core/map.h", r"step = m->sums \|\| m->derive \? m->cols : KFI_TILE",
+        "step = m->sums || m->derive ? 0 : KFI_TILE", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32",)),
+    "a group's masks: those of its first tile": (
+        "kf/core/map.h", r"m->rng, first \+ u \* step\)",
+        "m->rng, first)", ("kf_cpu_dropout_f32", "kf_cpu_bias_dropout_bwd_f32",)),
     "the other half": (
         "kf/core/map.h", r"m->cols \+ s->half\) \* m->cols",
         "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
@@ -186,7 +207,7 @@ BROKEN = {
         "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16",)),
     "a sum's first part twice": (
         "kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{",
-        "kf_i64 b = 0; b < m->blocks; ++b) { if (b == 1) total += total;", ("kf_cpu_bias_bwd_f32",)),
+        "kf_i64 b = 0; b < m->blocks; ++b) { for (int j = 0; b == 1 && j < count; ++j) total[j] += total[j];", ("kf_cpu_bias_bwd_f32",)),
     "bf16 by truncation": (
         "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),

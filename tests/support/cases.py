@@ -8,13 +8,15 @@ VALUES = ("normal", "wide", "special")
 
 # (sizes, elements that every pointer is moved off its alignment). Reasons: one tile and its neighbours, odd rows, rows
 # narrower than a vector, rows longer than a block of columns, one row, one column, nothing at all, several rows a thread.
-# Planes: many narrow ones, of which a tile of a summed gradient touches several.
+# C: several tiles of a row or plane at a time, and groups of four rows. Planes: many narrow ones, of which a tile of a
+# summed gradient touches several.
 FLAT = [[(1000,), 0], [(1,), 0], [(7,), 1], [(257,), 1], [(0,), 0], [(2048,), 0], [(1003,), 0]]
 FLAT_2 = [[(n,), n % 3] for n in (*range(2, 131), 255, 256, 509, 1021, 4093, 16384)]
-ROWS = [[(3, 5), 0], [(7, 64), 0], [(5, 300), 1], [(2, 2500), 0], [(0, 8), 0], [(6, 0), 0], [(1, 1), 1], [(40, 8), 0], [(36, 300), 0]]
+ROWS = [[(3, 5), 0], [(7, 64), 0], [(5, 300), 1], [(5, 2500), 0], [(0, 8), 0], [(6, 0), 0], [(1, 1), 1], [(40, 8), 0], [(36, 300), 0],
+        [(9, 512), 0]]
 ROWS_2 = [[(r, c), (r + c) % 3] for r in (1, 2, 17, 130) for c in (*range(1, 34), 63, 64, 65, 127, 130, 255, 257, 1024, 2047, 2049, 4096)]
 PLANES = [[(2, 3, 5), 0], [(4, 7, 1), 1], [(2, 3, 304), 0], [(2, 5, 49), 1], [(0, 3, 4), 0], [(2, 3, 0), 0], [(3, 16, 1), 0], [(3, 19, 1), 0],
-          [(1, 1, 700), 0], [(40, 3, 40), 0], [(4, 32, 66), 0], [(9, 32, 67), 1]]
+          [(1, 1, 700), 0], [(40, 3, 40), 0], [(4, 32, 66), 0], [(9, 32, 67), 1], [(5, 2305, 1), 0]]
 PLANES_2 = [[(o, c, i), (o + i) % 2] for o in (1, 3, 9) for c in (1, 2, 64, 2050) for i in (1, 2, 7, 8, 64, 196, 257, 1025) if o * c * i < 500000]
 PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/map.h: the schedule of the map family on the CPU, the same for every op.
 
-   An op is a function over one tile of 256 elements, which the compiler vectorises. This file walks a tensor tile by
-   tile, in parallel: it copies what is left at an end into scratch tiles, repeats row values so that narrow rows fill
-   whole tiles, and adds up reduced gradients. How the work is split depends on the shape alone, so results do not depend
-   on the number of threads. */
+   An op is a function over tiles of 256 elements, whose loop the compiler vectorises. This file walks a tensor, in
+   parallel: it gives that function as many whole tiles at a time as it can, copies what is left at an end into scratch
+   tiles, repeats row values so that narrow rows fill whole tiles, and adds up reduced gradients. How the work is split
+   depends on the shape alone, so results do not depend on the number of threads. */
 #ifndef KF_CORE_MAP_H
 #define KF_CORE_MAP_H
 
@@ -20,21 +20,28 @@
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_CHUNK 64    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
+#define KFI_LANES 16    /* of a vector */
+#define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
    which would not be true then. */
 #if defined(__clang__)
 #define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#define KFI_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)
 #define KFI_TILE_LOOP _Pragma("GCC ivdep")
+#define KFI_UNROLL _Pragma("GCC unroll 4")
 #else
 #define KFI_TILE_LOOP
+#define KFI_UNROLL
 #endif
 
 typedef struct {
-    void *p[KFI_SLOTS];
-    const void *scalars;  /* the op's, then the activation's; float, or double for f64 */
-    const uint32_t *keep; /* dropout: all ones or zero per element */
+    void *p[KFI_SLOTS];     /* of the first tile; */
+    kf_i64 step[KFI_SLOTS]; /* the next one's lie so many elements behind */
+    int tiles;              /* any number; of a group KFI_GROUP or 1 */
+    const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
+    const uint32_t *keep;   /* dropout: all ones or zero per element, tile after tile */
     double keep_scale;
 } kfi_tile;
 typedef void (*kfi_tile_fn)(const kfi_tile *t);
@@ -51,9 +58,11 @@ typedef struct {
     const kfi_slot *slots;
     int slot_count, sums, acc_size;
     kfi_tile_fn tile;
-    kfi_tile_fn derive; /* fills the derived row values of a tile from its row values; NULL: there are none */
+    void (*derive)(const kfi_tile *t, int count); /* derived row values from row values, 16 at a time; NULL: there are none */
     const void *scalars;
     const kfi_rng *rng;
+    void *const *sum_outputs; /* NULL is skipped */
+    void (*store)(void *out, kf_i64 i, const double *v, int count);
     /* set by the walk */
     kfi_operands operands;
     kf_i64 rows, cols, channels, inner, elements, blocks, per_block;
@@ -81,14 +90,19 @@ KFI_HOST void kfi_keep_tile(uint32_t *keep, const kfi_rng *rng, kf_i64 first)
     for (int j = 0; j < KFI_TILE; ++j) keep[j] = 0u - (uint32_t)(h[j] >= threshold);
 }
 
-KFI_HOST void kfi_run_tile(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first)
+KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first, kf_i64 step)
 {
-    uint32_t keep[KFI_TILE];
-    if (m->rng) {
-        kfi_keep_tile(keep, m->rng, first);
-        t->keep = keep;
-    }
+    uint32_t keep[KFI_GROUP * KFI_TILE];
+    for (int u = 0; m->rng && u < t->tiles; ++u) kfi_keep_tile(keep + u * KFI_TILE, m->rng, first + u * step);
+    t->keep = keep;
     m->tile(t);
+}
+
+/* Whole tiles at the front of `left` elements, as many as a call may have; 1 for what is less than a tile. */
+KFI_HOST int kfi_whole(const kfi_cpu_map *m, kf_i64 left)
+{
+    const kf_i64 tiles = left / KFI_TILE, most = m->rng ? KFI_GROUP : KFI_CHUNK;
+    return tiles < 1 ? 1 : (int)(tiles < most ? tiles : most);
 }
 
 KFI_HOST kfi_tile kfi_make_tile(const kfi_cpu_map *m)
@@ -100,15 +114,21 @@ KFI_HOST kfi_tile kfi_make_tile(const kfi_cpu_map *m)
     return t;
 }
 
-/* `count` copies of one element. */
+/* `count` copies of one element, which may be the first. */
 KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size)
 {
-    if (size == 4) {
-        float v;
+    if (size == 2) {
+        uint16_t v;
+        memcpy(&v, value, 2);
+        for (int j = 0; j < count; ++j) memcpy(to + 2 * j, &v, 2);
+    } else if (size == 4) {
+        uint32_t v;
         memcpy(&v, value, 4);
         for (int j = 0; j < count; ++j) memcpy(to + 4 * j, &v, 4);
     } else {
-        for (int j = 0; j < count; ++j) memcpy(to + j * size, value, (size_t)size);
+        uint64_t v;
+        memcpy(&v, value, 8);
+        for (int j = 0; j < count; ++j) memcpy(to + 8 * j, &v, 8);
     }
 }
 
@@ -135,18 +155,22 @@ KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *t
     }
 }
 
-/* Points the tile's loads and stores at elements first .. first + count - 1; what is not contiguous or not whole goes
-   through scratch, which `finish` writes back. */
-KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 first, int count)
+/* Points loads and stores at `tiles` tiles, the first of elements first .. first + count - 1, the others `step` behind each
+   other. One that is not whole, or of halves that reach into the next row, goes through scratch, which `finish` writes back:
+   such a tile stands alone. */
+KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 first, int count, int tiles, kf_i64 step)
 {
     unsigned indirect = 0;
+    t->tiles = tiles;
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
         char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
         const int is_half = (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
+        t->step[k] = step;
         if (!base || count < KFI_TILE || (is_half && first % m->cols + count > m->cols)) {
             t->p[k] = scratch[k].bytes;
+            t->step[k] = 0;
             if (!base) continue;
             indirect |= 1u << k;
             if (s->kind == KFI_SLOT_STORE) continue;
@@ -175,10 +199,10 @@ KFI_HOST void kfi_walk_flat(void *context, kf_i64 chunk)
     kfi_tile t = kfi_make_tile(m);
     kf_i64 i = chunk * KFI_CHUNK * KFI_TILE;
     const kf_i64 end = i + KFI_CHUNK * KFI_TILE < m->elements ? i + KFI_CHUNK * KFI_TILE : m->elements;
-    for (; i < end; i += KFI_TILE) {
+    for (; i < end; i += (kf_i64)t.tiles * KFI_TILE) {
         const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
-        kfi_run_tile(m, &t, i);
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, kfi_whole(m, end - i), KFI_TILE);
+        kfi_run_tiles(m, &t, i, KFI_TILE);
         if (indirect) kfi_finish(m, scratch, indirect, i, count);
     }
 }
@@ -232,15 +256,24 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
             const kf_i64 from = width - c < KFI_TILE ? width - KFI_TILE : c; /* the last tile overlaps the one before */
             for (int k = 0; k < m->slot_count; ++k)
                 if (m->slots[k].kind == KFI_SLOT_ROW || m->slots[k].kind == KFI_SLOT_DERIVED) r.p[k] = repeated[k] + from * m->slots[k].size;
-            m->derive(&r);
+            m->derive(&r, KFI_TILE);
         }
     kf_i64 i = block * m->per_block * m->cols, col = 0;
     const kf_i64 last = (block + 1) * m->per_block < m->rows ? (block + 1) * m->per_block : m->rows, end = last * m->cols;
-    for (; i < end; i += KFI_TILE) {
+    /* Tiles a period apart have the same columns. Groups of them for sums; otherwise neighbours up to the end of the row. */
+    kf_i64 period = m->cols, inner = 0;
+    while (period % KFI_TILE != 0) period *= 2;
+    while (i < end) {
+        const int group = m->sums && end - i + inner >= KFI_GROUP * period;
         const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
-        for (int k = 0; k < m->slot_count; ++k)
-            if (repeated[k]) t.p[k] = repeated[k] + col * (m->slots[k].kind == KFI_SLOT_SUM ? m->acc_size : m->slots[k].size);
+        const int tiles = group ? KFI_GROUP : m->sums || end - i < m->cols - col ? 1 : kfi_whole(m, m->cols - col);
+        const kf_i64 step = group ? period : KFI_TILE;
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, tiles, step);
+        for (int k = 0; k < m->slot_count; ++k) {
+            if (!repeated[k]) continue;
+            t.p[k] = repeated[k] + col * (m->slots[k].kind == KFI_SLOT_SUM ? m->acc_size : m->slots[k].size);
+            t.step[k] = group ? 0 : KFI_TILE;
+        }
         kfi_scratch lost[4]; /* the sums of a last tile that is not whole */
         int n = 0;
         if (count < KFI_TILE)
@@ -249,13 +282,20 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
                     memset(lost[n].bytes, 0, sizeof lost[n].bytes);
                     t.p[k] = lost[n++].bytes;
                 }
-        kfi_run_tile(m, &t, i);
+        kfi_run_tiles(m, &t, i, step);
         if (indirect) kfi_finish(m, scratch, indirect, i, count);
         n = 0;
         if (count < KFI_TILE)
             for (int k = 0; k < m->slot_count; ++k)
                 if (m->slots[k].kind == KFI_SLOT_SUM) kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count, m->acc_size);
-        col = (col + KFI_TILE) % m->cols;
+        const kf_i64 done = group ? KFI_TILE : (kf_i64)tiles * KFI_TILE;
+        i += done;
+        col = (col + done) % m->cols;
+        inner = group ? inner + done : 0;
+        if (inner == period) {
+            i += (KFI_GROUP - 1) * period;
+            inner = 0;
+        }
     }
     for (int k = 0, n = 0; k < m->slot_count; ++k)
         if (m->slots[k].kind == KFI_SLOT_SUM) {
@@ -264,6 +304,43 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
             memset(partial, 0, (size_t)(m->cols * m->acc_size));
             for (kf_i64 c = 0; c < width; c += m->cols)
                 kfi_add_sums(partial, repeated[k] + c * m->acc_size, width - c < m->cols ? width - c : m->cols, m->acc_size);
+        }
+}
+
+/* Tiles that begin at an element of a wide row: those of the rows below for sums and derived row values, its neighbours
+   otherwise. first: of its columns in this block. */
+KFI_HOST void kfi_walk_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 block, kf_i64 row, kf_i64 col, int count, int tiles, int first)
+{
+    const kf_i64 i = row * m->cols + col, step = m->sums || m->derive ? m->cols : KFI_TILE;
+    const unsigned indirect = kfi_aim(m, t, scratch, i, count, tiles, step);
+    for (int k = 0, n = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if (s->kind < KFI_SLOT_ROW) continue;
+        t->p[k] = scratch[k].bytes;
+        t->step[k] = 0;
+        if (s->kind == KFI_SLOT_ROW) {
+            char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
+            if (base && count == KFI_TILE) {
+                t->p[k] = base + col * s->size;
+                t->step[k] = step == KFI_TILE ? KFI_TILE : 0;
+            } else if (!m->derive || first) {
+                memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+            }
+            if (base && count < KFI_TILE) memcpy(scratch[k].bytes, base + col * s->size, (size_t)(count * s->size));
+        } else if (s->kind == KFI_SLOT_SUM) {
+            char *partial = kfi_partial(m, block, n++);
+            if (partial && count == KFI_TILE) t->p[k] = partial + col * m->acc_size;
+            else memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+        }
+    }
+    if (m->derive && first) m->derive(t, KFI_TILE);
+    kfi_run_tiles(m, t, i, step);
+    if (indirect) kfi_finish(m, scratch, indirect, i, count);
+    if (count == KFI_TILE) return;
+    for (int k = 0, n = 0; k < m->slot_count; ++k)
+        if (m->slots[k].kind == KFI_SLOT_SUM) {
+            char *partial = kfi_partial(m, block, n++);
+            if (partial) kfi_add_sums(partial + col * m->acc_size, (const char *)scratch[k].bytes, count, m->acc_size);
         }
 }
 
@@ -276,40 +353,38 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
     const kf_i64 begin = block * m->per_block, end = begin + m->per_block < m->rows ? begin + m->per_block : m->rows;
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->cols * m->acc_size));
-    /* Derived row values belong to a tile's columns: then the rows are the inner walk. */
+    /* For sums, groups of rows. Derived row values belong to a tile's columns: then the rows are the inner walk, and groups
+       cost less calls as well. Otherwise neighbours in a row. */
     const kf_i64 span = m->derive ? KFI_TILE : m->cols;
+    const int grouped = m->sums || m->derive;
     for (kf_i64 from = 0; from < m->cols; from += span)
-        for (kf_i64 row = begin; row < end; ++row)
-            for (kf_i64 col = from; col < from + span && col < m->cols; col += KFI_TILE) {
-                const int count = m->cols - col < KFI_TILE ? (int)(m->cols - col) : KFI_TILE;
-                const kf_i64 first = row * m->cols + col;
-                const unsigned indirect = kfi_aim(m, &t, scratch, first, count);
-                for (int k = 0, n = 0; k < m->slot_count; ++k) {
-                    const kfi_slot *s = &m->slots[k];
-                    if (s->kind == KFI_SLOT_ROW) {
-                        char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
-                        t.p[k] = base && count == KFI_TILE ? base + col * s->size : (char *)scratch[k].bytes;
-                        if (count < KFI_TILE && (!m->derive || row == begin)) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
-                        if (base && count < KFI_TILE) memcpy(scratch[k].bytes, base + col * s->size, (size_t)(count * s->size));
-                    } else if (s->kind == KFI_SLOT_DERIVED) {
-                        t.p[k] = scratch[k].bytes;
-                    } else if (s->kind == KFI_SLOT_SUM) {
-                        char *partial = kfi_partial(m, block, n++);
-                        const int direct = partial && count == KFI_TILE;
-                        t.p[k] = direct ? partial + col * m->acc_size : (char *)scratch[k].bytes;
-                        if (!direct) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
-                    }
-                }
-                if (m->derive && row == begin) m->derive(&t);
-                kfi_run_tile(m, &t, first);
-                if (indirect) kfi_finish(m, scratch, indirect, first, count);
-                if (count < KFI_TILE)
-                    for (int k = 0, n = 0; k < m->slot_count; ++k)
-                        if (m->slots[k].kind == KFI_SLOT_SUM) {
-                            char *partial = kfi_partial(m, block, n++);
-                            if (partial) kfi_add_sums(partial + col * m->acc_size, (const char *)scratch[k].bytes, count, m->acc_size);
-                        }
+        for (kf_i64 row = begin, group; row < end; row += group) {
+            group = grouped && end - row >= KFI_GROUP ? KFI_GROUP : 1;
+            const kf_i64 to = from + span < m->cols ? from + span : m->cols;
+            for (kf_i64 col = from, at = row; col < to;) {
+                const int count = to - col < KFI_TILE ? (int)(to - col) : KFI_TILE;
+                const int tiles = grouped ? (count == KFI_TILE ? (int)group : 1) : kfi_whole(m, to - col);
+                kfi_walk_tiles(m, &t, scratch, block, at, col, count, tiles, at == begin);
+                if (grouped && (at += tiles) < row + group) continue;
+                at = row;
+                col += grouped ? KFI_TILE : (kf_i64)tiles * KFI_TILE;
             }
+        }
+}
+
+/* The sum of `count` values of the accumulator type: lane l has values l, l + 16, ..., and the lanes are added up in order. */
+KFI_HOST double kfi_total(const char *values, int count, int acc_size)
+{
+    double lane[KFI_LANES] = {0}, total = 0.0;
+    int j = 0;
+    for (; j + KFI_LANES <= count; j += KFI_LANES)
+        if (acc_size == 8)
+            for (int l = 0; l < KFI_LANES; ++l) lane[l] += ((const double *)(const void *)values)[j + l];
+        else
+            for (int l = 0; l < KFI_LANES; ++l) lane[l] += (double)((const float *)(const void *)values)[j + l];
+    for (int l = 0; l < KFI_LANES; ++l) total += lane[l];
+    for (; j < count; ++j) total += acc_size == 8 ? ((const double *)(const void *)values)[j] : (double)((const float *)(const void *)values)[j];
+    return total;
 }
 
 /* Adds the tile's sums to the channels that its elements belong to. */
@@ -322,9 +397,7 @@ KFI_HOST void kfi_flush_sums(const kfi_cpu_map *m, kfi_tile *t, kf_i64 block, kf
         for (int done = 0; partial && done < count;) {
             const kf_i64 room = m->inner - at;
             const int piece = room < count - done ? (int)room : count - done;
-            double total = 0.0;
-            for (int j = done; j < done + piece; ++j)
-                total += m->acc_size == 8 ? ((double *)(void *)sum)[j] : (double)((float *)(void *)sum)[j];
+            const double total = kfi_total(sum + (size_t)done * (size_t)m->acc_size, piece, m->acc_size);
             const kf_i64 c = plane % m->channels;
             if (m->acc_size == 8) ((double *)(void *)partial)[c] += total;
             else ((float *)(void *)partial)[c] = (float)((double)((float *)(void *)partial)[c] + total);
@@ -351,9 +424,10 @@ KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
             memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
             t.p[k] = scratch[k].bytes;
         }
-    for (; i < end; i += KFI_TILE) {
+    for (; i < end; i += (kf_i64)t.tiles * KFI_TILE) {
         const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
-        const kf_i64 plane = i / m->inner;
+        const kf_i64 plane = i / m->inner, left = (plane + 1) * m->inner - i; /* of the plane */
+        const int tiles = kfi_whole(m, left < end - i ? left : end - i);
         const int whole = i - plane * m->inner + KFI_TILE <= m->inner; /* the tile lies in one plane */
         if (m->sums && summed >= 0 && (!whole || summed != plane)) kfi_flush_sums(m, &t, block, summed * m->inner, 1 < m->inner && m->inner < KFI_TILE ? (int)m->inner : KFI_TILE);
         summed = whole && count == KFI_TILE ? plane : -1;
@@ -372,11 +446,13 @@ KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
                     channel = channel + 1 < m->channels ? channel + 1 : 0;
                 }
             }
-            if (m->derive) m->derive(&t);
+            if (m->derive) m->derive(&t, whole ? KFI_LANES : KFI_TILE);
+            for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
+                if (m->slots[k].kind == KFI_SLOT_DERIVED) kfi_fill(scratch[k].bytes, (const char *)scratch[k].bytes, KFI_TILE, m->slots[k].size);
             filled = whole ? plane : -1;
         }
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count);
-        kfi_run_tile(m, &t, i);
+        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, m->sums ? 1 : tiles, KFI_TILE); /* groups of neighbours: slower */
+        kfi_run_tiles(m, &t, i, KFI_TILE);
         if (indirect) kfi_finish(m, scratch, indirect, i, count);
         if (m->sums && summed < 0) kfi_flush_sums(m, &t, block, i, count);
     }
@@ -412,9 +488,29 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     return KF_SUCCESS;
 }
 
-/* rows x cols, or outer x channels x inner (channels > 0; sizes are checked by then). finish[k] stores sum k. */
-KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, kf_i64 cols, int is_channel, void *const *sums,
-                                  void (*store)(void *out, kf_i64 i, double v), void *workspace, size_t workspace_bytes)
+/* The second stage: adds up a tile of columns' partial sums in the order of the blocks. */
+KFI_HOST void kfi_sum_partials(void *context, kf_i64 tile)
+{
+    const kfi_cpu_map *m = (const kfi_cpu_map *)context;
+    const kf_i64 width = m->plane ? m->channels : m->cols, col = tile * KFI_TILE;
+    const int count = width - col < KFI_TILE ? (int)(width - col) : KFI_TILE;
+    for (int k = 0; k < m->sums; ++k) {
+        double total[KFI_TILE];
+        if (!m->sum_outputs[k]) continue;
+        memset(total, 0, sizeof total);
+        for (kf_i64 b = 0; b < m->blocks; ++b) {
+            const char *partial = kfi_partial(m, b, k) + col * m->acc_size;
+            if (m->acc_size == 8)
+                for (int j = 0; j < count; ++j) total[j] += ((const double *)(const void *)partial)[j];
+            else
+                for (int j = 0; j < count; ++j) total[j] += (double)((const float *)(const void *)partial)[j];
+        }
+        m->store(m->sum_outputs[k], col, total, count);
+    }
+}
+
+/* rows x cols, or outer x channels x inner (channels > 0; sizes are checked by then). */
+KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, kf_i64 cols, int is_channel, void *workspace, size_t workspace_bytes)
 {
     kfi_shape shape;
     shape.rows = rows;
@@ -426,7 +522,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
-    for (int k = 0; k < m->sums && !wanted; ++k) wanted = sums[k] != NULL;
+    for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
     const size_t needed = wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0;
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
@@ -444,22 +540,19 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     if (m->blocks > units) m->blocks = units > 0 ? units : 1;
     m->per_block = (units + m->blocks - 1) / m->blocks;
     kfi_parallel(m->blocks, m->plane ? kfi_walk_planes : m->cols <= KFI_REPEAT ? kfi_walk_repeat : kfi_walk_columns, m, m->elements >= KF_OMP_MIN);
-    for (int k = 0; wanted && k < m->sums; ++k)
-        for (kf_i64 i = 0; sums[k] && i < width; ++i) {
-            double total = 0.0;
-            for (kf_i64 b = 0; b < m->blocks; ++b) {
-                const char *partial = kfi_partial(m, b, k);
-                total += m->acc_size == 8 ? ((const double *)(const void *)partial)[i] : (double)((const float *)(const void *)partial)[i];
-            }
-            store(sums[k], i, total);
-        }
+    if (wanted) kfi_parallel((width + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * width >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
 
-KFI_HOST void kfi_store_sum_f32(void *out, kf_i64 i, double v) { ((float *)out)[i] = (float)v; }
-KFI_HOST void kfi_store_sum_f64(void *out, kf_i64 i, double v) { ((double *)out)[i] = v; }
-KFI_HOST void kfi_store_sum_f16(void *out, kf_i64 i, double v) { ((kf_f16 *)out)[i] = kfi_cpu_cast_f64_f16(v); }
-KFI_HOST void kfi_store_sum_bf16(void *out, kf_i64 i, double v) { ((kf_bf16 *)out)[i] = kfi_cpu_cast_f64_bf16(v); }
+#define KFI_STORE_SUM(name, type, value) \
+    KFI_HOST void kfi_store_sum_##name(void *out, kf_i64 i, const double *v, int count) \
+    { \
+        for (int j = 0; j < count; ++j) ((type *)out)[i + j] = value; \
+    }
+KFI_STORE_SUM(f32, float, (float)v[j])
+KFI_STORE_SUM(f64, double, v[j])
+KFI_STORE_SUM(f16, kf_f16, kfi_cpu_cast_f64_f16(v[j]))
+KFI_STORE_SUM(bf16, kf_bf16, kfi_cpu_cast_f64_bf16(v[j]))
 
 /* A condition per element of 8 bytes from one of 4. */
 KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
