@@ -40,6 +40,7 @@ typedef struct {
     void *p[KFI_SLOTS];     /* of the first tile; */
     kf_i64 step[KFI_SLOTS]; /* the next one's lie so many elements behind */
     int tiles;              /* any number; of a group KFI_GROUP or 1 */
+    int stores;             /* some tensor is written, not sums alone */
     const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
     const uint32_t *keep;   /* dropout: all ones or zero per element, tile after tile */
     double keep_scale;
@@ -162,12 +163,14 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratc
 {
     unsigned indirect = 0;
     t->tiles = tiles;
+    t->stores = 0;
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
         char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
         const int is_half = (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
         t->step[k] = step;
+        t->stores |= base && s->kind == KFI_SLOT_STORE;
         if (!base || count < KFI_TILE || (is_half && first % m->cols + count > m->cols)) {
             t->p[k] = scratch[k].bytes;
             t->step[k] = 0;
