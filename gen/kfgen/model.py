@@ -300,7 +300,7 @@ class Kernel:
                 lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
             roots, rows = copies[:len(roots)], dict(zip(copies[len(roots):], rows.values()))
         groups = self._groups(act)
-        keep = "keep[j + u * KFI_TILE]" if groups else "keep[j]"
+        keep = f"kfi_cpu_keep(keep{'[u]' if groups else ''}[j], keep_from)"
         keep = keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"
         env = {p: f"{p}_j" for s in self.loads for p in s.parts} | {KEEP: keep, KEEP_SCALE: "keep_scale"}
         lines, texts = emit(graph, roots, target, env, fixed={i: f"{n}_j" for i, n in rows.items()})

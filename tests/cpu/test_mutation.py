@@ -146,17 +146,23 @@ def test_the_original_is_green(memory, name):
 
 BROKEN = {
     "the mask of the next element": (
-        "kf/core/map.h", r"halves \+ first % 8",
-        "halves + first % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16",)),
+        "kf/core/map.h", r"words\[u\] \+ \(first \+ u \* step\) % 8",
+        "words[u] + (first + u * step) % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16",)),
     "the mask from another group": (
-        "kf/core/map.h", r"\(kfi_u64\)first / 8",
+        "kf/core/philox_tile.h", r"\(kfi_u64\)first / 8",
         "(kfi_u64)first / 4", ("kf_cpu_bias_dropout_add_f32",)),
     "a dropped word too many": (
-        "kf/core/map.h", r"h\[j\] >= threshold",
-        "h[j] > threshold + 40", ("kf_cpu_dropout_f32",)),
+        "kf/core/map.h", r"\(word >= from\)",
+        "(word > from + 40)", ("kf_cpu_dropout_f32",)),
     "a round of Philox less": (
         "kf/core/philox.h", r"round < 10; \+\+round\) \{\n        const",
-        'round < 9; ++round) {\n        const', ("kf_cpu_dropout_f32",)),
+        'round < 9; ++round) {\n        const', ("kf_cpu_bias_dropout_bwd_f32",)),
+    "a round of a tile's Philox less": (
+        "kf/core/philox_tile.h", r"round < 10; \+\+round",
+        "round < 9; ++round", ("kf_cpu_dropout_f32",)),
+    "the last words from the group before": (
+        "kf/core/philox_tile.h", r"kfi_philox\(rng, group \+ KFI_TILE / 8, ",
+        "kfi_philox(rng, group + KFI_TILE / 8 - 1, ", ("kf_cpu_bias_dropout_bwd_f32",)),
     "gradients of sub swapped": (
         "kf/ops/sub.h", r"da\[j\] = (\w+);\s+db\[j\] = -\1;",
         r"da[j] = -\1; db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),

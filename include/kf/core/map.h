@@ -13,14 +13,13 @@
 #include "kf/core/check.h"
 #include "kf/core/math.h"
 #include "kf/core/parallel.h"
-#include "kf/core/philox.h"
+#include "kf/core/philox_tile.h"
 
-#define KFI_TILE 256    /* elements */
 #define KFI_SLOTS 16    /* pointers a tile function may have */
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_CHUNK 64    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
-#define KFI_LANES 16    /* of a vector */
+#define KFI_PIECE 16    /* elements of a vector, at most */
 #define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
@@ -42,7 +41,8 @@ typedef struct {
     int tiles;              /* any number; of a group KFI_GROUP or 1 */
     int stores;             /* some tensor is written, not sums alone */
     const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
-    const uint32_t *keep;   /* dropout: all ones or zero per element, tile after tile */
+    const uint16_t *keep[KFI_GROUP]; /* dropout: random words of each tile; those from keep_from on are kept */
+    uint32_t keep_from;
     double keep_scale;
 } kfi_tile;
 typedef void (*kfi_tile_fn)(const kfi_tile *t);
@@ -59,7 +59,7 @@ typedef struct {
     const kfi_slot *slots;
     int slot_count, sums, acc_size;
     kfi_tile_fn tile;
-    void (*derive)(const kfi_tile *t, int count); /* derived row values from row values, 16 at a time; NULL: there are none */
+    void (*derive)(const kfi_tile *t, int width); /* derived row values from row values, 16 at a time; NULL: there are none */
     const void *scalars;
     const kfi_rng *rng;
     void *const *sum_outputs; /* NULL is skipped */
@@ -75,27 +75,16 @@ typedef struct {
     unsigned char bytes[KFI_TILE * 8];
 } kfi_scratch;
 
-KFI_HOST void kfi_keep_tile(uint32_t *keep, const kfi_rng *rng, kf_i64 first)
-{
-    uint32_t words[(KFI_TILE + 8) / 2];
-    uint16_t halves[KFI_TILE + 8];
-    const kfi_u64 group = (kfi_u64)first / 8;
-    for (int g = 0; g < KFI_TILE / 8 + 1; ++g)
-        kfi_philox(rng, group + (kfi_u64)g, &words[4 * g], &words[4 * g + 1], &words[4 * g + 2], &words[4 * g + 3]);
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    for (int i = 0; i < (KFI_TILE + 8) / 2; ++i) words[i] = words[i] << 16 | words[i] >> 16;
-#endif
-    memcpy(halves, words, sizeof halves);
-    const uint32_t threshold = rng->threshold;
-    const uint16_t *h = halves + first % 8;
-    for (int j = 0; j < KFI_TILE; ++j) keep[j] = 0u - (uint32_t)(h[j] >= threshold);
-}
-
 KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first, kf_i64 step)
 {
-    uint32_t keep[KFI_GROUP * KFI_TILE];
-    for (int u = 0; m->rng && u < t->tiles; ++u) kfi_keep_tile(keep + u * KFI_TILE, m->rng, first + u * step);
-    t->keep = keep;
+#if defined(__GNUC__)
+    __attribute__((aligned(64))) /* no vector of words in two cache lines */
+#endif
+    uint16_t words[KFI_GROUP][KFI_TILE + 32];
+    for (int u = 0; m->rng && u < t->tiles; ++u) {
+        kfi_random_tile(words[u], m->rng, first + u * step);
+        t->keep[u] = words[u] + (first + u * step) % 8;
+    }
     m->tile(t);
 }
 
@@ -111,6 +100,7 @@ KFI_HOST kfi_tile kfi_make_tile(const kfi_cpu_map *m)
     kfi_tile t;
     memset(&t, 0, sizeof t);
     t.scalars = m->scalars;
+    t.keep_from = m->rng ? m->rng->threshold : 0;
     t.keep_scale = m->rng ? m->rng->scale_f64 : 1.0;
     return t;
 }
@@ -378,14 +368,14 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
 /* The sum of `count` values of the accumulator type: lane l has values l, l + 16, ..., and the lanes are added up in order. */
 KFI_HOST double kfi_total(const char *values, int count, int acc_size)
 {
-    double lane[KFI_LANES] = {0}, total = 0.0;
+    double lane[KFI_PIECE] = {0}, total = 0.0;
     int j = 0;
-    for (; j + KFI_LANES <= count; j += KFI_LANES)
+    for (; j + KFI_PIECE <= count; j += KFI_PIECE)
         if (acc_size == 8)
-            for (int l = 0; l < KFI_LANES; ++l) lane[l] += ((const double *)(const void *)values)[j + l];
+            for (int l = 0; l < KFI_PIECE; ++l) lane[l] += ((const double *)(const void *)values)[j + l];
         else
-            for (int l = 0; l < KFI_LANES; ++l) lane[l] += (double)((const float *)(const void *)values)[j + l];
-    for (int l = 0; l < KFI_LANES; ++l) total += lane[l];
+            for (int l = 0; l < KFI_PIECE; ++l) lane[l] += (double)((const float *)(const void *)values)[j + l];
+    for (int l = 0; l < KFI_PIECE; ++l) total += lane[l];
     for (; j < count; ++j) total += acc_size == 8 ? ((const double *)(const void *)values)[j] : (double)((const float *)(const void *)values)[j];
     return total;
 }
@@ -449,7 +439,7 @@ KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
                     channel = channel + 1 < m->channels ? channel + 1 : 0;
                 }
             }
-            if (m->derive) m->derive(&t, whole ? KFI_LANES : KFI_TILE);
+            if (m->derive) m->derive(&t, whole ? KFI_PIECE : KFI_TILE);
             for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
                 if (m->slots[k].kind == KFI_SLOT_DERIVED) kfi_fill(scratch[k].bytes, (const char *)scratch[k].bytes, KFI_TILE, m->slots[k].size);
             filled = whole ? plane : -1;
@@ -557,6 +547,7 @@ KFI_STORE_SUM(f64, double, v[j])
 KFI_STORE_SUM(f16, kf_f16, kfi_cpu_cast_f64_f16(v[j]))
 KFI_STORE_SUM(bf16, kf_bf16, kfi_cpu_cast_f64_bf16(v[j]))
 
+KFI_INLINE uint32_t kfi_cpu_keep(uint16_t word, uint32_t from) { return 0u - (uint32_t)(word >= from); }
 /* A condition per element of 8 bytes from one of 4. */
 KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
 
