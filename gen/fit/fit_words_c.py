@@ -45,7 +45,15 @@ half, wide = 0.3466 * 1.005, 0.6932 * 1.003
 fit("expm1_poly", expm1_rest, -half, half, 4, lambda r: r**2 / mp.expm1(r))
 fit("expm1_poly_lp", expm1_rest, -half, half, 2, lambda r: r**2 / mp.expm1(r))
 fit("exp_f32", expm1_rest, -wide, wide, 5, lambda r: r**2 / mp.exp(r))
-fit("exp_lp", expm1_rest, -wide, wide, 3, lambda r: r**2 / mp.exp(r))
+
+
+# 2^r, for the lp forms
+def exp2(r):
+    return mp.mpf(2) ** r
+
+
+fit("exp2_poly_lp", exp2, -0.502, 0.502, 4, lambda r: 1 / exp2(r))
+fit("exp_lp", exp2, -1.003, 1.003, 5, lambda r: 1 / exp2(r))
 
 
 # log(1 + f) = f - f^2/2 + f^3 P(f)
@@ -85,13 +93,30 @@ def mills_flat(y):  # (a + 2) R(a)
     return (a + 2) * mills(a)
 
 
-def mills_y(y):
-    return mills(4 * (1 + y) / (1 - y))
-
-
 # twice the weight near 0, where Phi is just below 1/2 and an ulp is relatively smallest
 fit("mills_f32", mills_flat, -1.0, 12.5 / 16.5, 10, lambda y: (1 + mp.exp(-20 * (y + 1))) / mills_flat(y), nodes=300)
-fit("mills_lp", mills_y, -1.0, 11.0 / 19.0, 5, lambda y: 1 / mills_y(y))
+
+
+def fit_ratio(name, f, hi, over, under, nodes=1500, rounds=600):
+    """P / Q ~ f on [0, hi], Q(0) = 1, the error relative: linear in the coefficients once Q of the round before divides."""
+    x = hi / 2 - hi / 2 * np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
+    y = np.array([float(f(mp.mpf(v))) for v in x])
+    lawson, q, best = np.ones(nodes), np.ones(nodes), (np.inf, None)
+    for i in range(rounds):
+        basis = np.stack([x**k for k in range(over + 1)] + [-y * x**k for k in range(1, under + 1)], 1)
+        s = np.sqrt(lawson) / (y * q)
+        scale = np.max(np.abs(basis * s[:, None]), 0)
+        c = np.linalg.lstsq(basis / scale * s[:, None], y * s, rcond=None)[0] / scale
+        q = 1 + sum(c[over + k] * x**k for k in range(1, under + 1))
+        error = np.abs(sum(c[k] * x**k for k in range(over + 1)) / q / y - 1)
+        best = min(best, (error.max(), c), key=lambda b: b[0])
+        lawson = lawson * (error / error.max() + 1e-3) ** (1 if i > 10 else 0.3)
+        lawson /= lawson.max()
+    print(f"{name}: 2^{np.log2(best[0]):.1f}", *(f"{v:.9g}f" for v in best[1]))
+
+
+fit_ratio("mills_lp", mills, 14.6, 2, 3)
+fit_ratio("tanh_lp, in x^2", lambda z: mp.tanh(mp.sqrt(z)) / mp.sqrt(z), 5.6**2, 2, 3)
 
 # sin r = r + r z P(z), cos r = 1 - z/2 + z^2 P(z), z = r^2 <= (pi/4)^2
 top = (np.pi / 4) ** 2 * 1.01

@@ -79,6 +79,12 @@ def _expensive(graph, i):
     return any(graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"} for a in graph.reachable([i]))
 
 
+def _is_silu(graph, node):
+    """x * sigmoid(x): in C one word, whose sigmoid need not see to NaN."""
+    factor = graph.nodes[node.args[1]]
+    return factor.op == "sigmoid" and factor.args[0] == node.args[0]
+
+
 def _needed(graph, roots, fixed):
     seen, stack = set(), list(roots)
     while stack:
@@ -104,6 +110,8 @@ def _print(graph, i, target, env, text, exact):
             return body, ATOM if not body.startswith(("-", "(")) else 3
         case "var":
             return env.get(node.value, node.value), ATOM
+        case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
+            return f"{target.prefix}silu_lp({args[0]})", ATOM
         case "add" | "sub" | "mul" if floats:
             sign, level = INFIX[node.op]
             return f"{at(0, level)} {sign} {at(1, level + 1)}", level

@@ -313,12 +313,12 @@ class Kernel:
 
     def _groups(self, act):
         """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
-        where a row's arithmetic would be written out several times."""
+        where a row's arithmetic would be written out several times, or f16's conversions, which want a loop of their own."""
         graph = Graph()
         x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
         roots = [act.build_bwd(graph, x, dy, scalars)]
         ops = {g.nodes[i].op for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r)}
-        return bool(self.sums) and not ops & TRANSCENDENTAL
+        return bool(self.sums) and self.dtype.word != "f16" and not ops & TRANSCENDENTAL
 
     @functools.cached_property
     def slots(self):
@@ -664,12 +664,21 @@ class Slot:
         """The slot's element: of one tile, or of tile u of a group, in which row values and sums are those of tile 0."""
         return f"{self.name}[j + u * {self.name}_n]" if group and self.role in ("load", "store") else f"{self.name}[j]"
 
+    @property
+    def staged(self):
+        """Converted a tile at a time, before and after the loop: f16 always; bf16, two instructions in, where the loop is long."""
+        return self.kernel.dtype.compute == "f32" and (self.dtype.word == "f16" or (self.dtype.word == "bf16" and self.kernel.has_act))
+
     def load(self, group=False):
+        if self.staged and not group:
+            return f"{self.name}_f[j]"
         return f"kfi_cpu_load_{self.dtype.word}({self.at(group)})" if self.dtype.size == 2 else self.at(group)
 
     def store(self, text, group=False):
         if self.role == "sum":
             return f"{self.name}_s += {text}" if group else f"{self.at(group)} += {text}"
+        if self.staged and not group:
+            return f"{self.name}_f[j] = {text}"
         if self.dtype.word == self.kernel.dtype.compute:
             return f"{self.at(group)} = {text}"
         return f"{self.at(group)} = kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"

@@ -157,3 +157,10 @@ def test_quotients_are_corrected_where_it_shows():
         lines, value = printed(text, "a", "b", "c", target=lp)
         assert f"kfi_{word}_lp(a, b)" in "".join([*lines, value]), text
     assert "kfi_div_lp(a, b)" in printed("a / b", "a", "b", target=Target("kfi_", "f32", False, cheap=frozenset({"div"})))[1]
+
+
+def test_silu_is_one_word_where_results_have_2_bytes():
+    """In C only: its sigmoid need not see to NaN, which the other factor has."""
+    for text, masks, flavour, word in (("a * sigmoid(a)", True, "lp", "silu_lp(a)"), ("a * sigmoid(b)", True, "lp", "sigmoid_lp(b)"),
+                                       ("a * sigmoid(a)", True, "f32", "sigmoid_f32(a)"), ("a * sigmoid(a)", False, "lp", "sigmoid_lp(a)")):
+        assert f"kfi_{word}" in printed(text, "a", "b", target=Target("kfi_", flavour, masks))[1], text

@@ -14,6 +14,7 @@
 #include "kf/core/math.h"
 #include "kf/core/parallel.h"
 #include "kf/core/philox_tile.h"
+#include "kf/core/tile.h"
 
 #define KFI_SLOTS 16    /* pointers a tile function may have */
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
@@ -21,19 +22,6 @@
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
 #define KFI_PIECE 16    /* elements of a vector, at most */
 #define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
-
-/* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
-   which would not be true then. */
-#if defined(__clang__)
-#define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
-#define KFI_UNROLL _Pragma("unroll")
-#elif defined(__GNUC__)
-#define KFI_TILE_LOOP _Pragma("GCC ivdep")
-#define KFI_UNROLL _Pragma("GCC unroll 4")
-#else
-#define KFI_TILE_LOOP
-#define KFI_UNROLL
-#endif
 
 typedef struct {
     void *p[KFI_SLOTS];     /* of the first tile; */

@@ -107,12 +107,13 @@ KFI_INLINE float kfi_cpu_fma_f32(float a, float b, float c) {
 #endif
 }
 
-/* NaN in either operand gives NaN: (a != a) takes a; a comparison with a NaN b is false and takes b. */
+/* NaN in either operand gives NaN: (b != b) takes b, and is nothing where b is a constant; a comparison with a NaN a is
+ * false and takes a. */
 KFI_INLINE float kfi_cpu_max_f32(float a, float b) {
-  return kfi_cpu_select_f32(kfi_cpu_gt_f32(a, b) | kfi_cpu_ne_f32(a, a), a, b);
+  return kfi_cpu_select_f32(kfi_cpu_le_f32(a, b) | kfi_cpu_ne_f32(b, b), b, a);
 }
 KFI_INLINE float kfi_cpu_min_f32(float a, float b) {
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(a, b) | kfi_cpu_ne_f32(a, a), a, b);
+  return kfi_cpu_select_f32(kfi_cpu_ge_f32(a, b) | kfi_cpu_ne_f32(b, b), b, a);
 }
 KFI_INLINE double kfi_cpu_max_f64(double a, double b) {
   return kfi_cpu_select_f64(kfi_cpu_ne_f64(a, a), a, kfi_cpu_select_f64(kfi_cpu_gt_f64(a, b), a, b));
@@ -130,6 +131,23 @@ KFI_INLINE double kfi_cpu_rcp_f64(double b) { return 1.0 / b; }
 /* Clamps that let NaN through. */
 KFI_INLINE float kfi_cpu_at_least_f32(float x, float lo) { return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, lo), lo, x); }
 KFI_INLINE float kfi_cpu_at_most_f32(float x, float hi) { return kfi_cpu_select_f32(kfi_cpu_gt_f32(x, hi), hi, x); }
+/* x between lo < 0 and hi > 0 by its bits: two instructions, where float selects are eight. As int, positive floats are in
+ * order and negative ones below them; as unsigned, negative ones are in order and above. NaN ends as lo or hi, and
+ * kfi_cpu_keep_nan_lp puts it back. Plain SSE2 has no integer minimum. */
+#if defined(__SSE2__) && !defined(__SSE4_1__)
+KFI_INLINE float kfi_cpu_clamp_lp(float x, float lo, float hi) {
+  return kfi_cpu_at_most_f32(kfi_cpu_at_least_f32(x, lo), hi);
+}
+KFI_INLINE float kfi_cpu_keep_nan_lp(float y, float x) { return (void)x, y; }
+#else
+KFI_INLINE float kfi_cpu_clamp_lp(float x, float lo, float hi) {
+  const uint32_t u = (uint32_t)kfi_cpu_min_i32((int32_t)kfi_cpu_bits_f32(x), (int32_t)kfi_cpu_bits_f32(hi));
+  return kfi_cpu_from_bits_f32(u < kfi_cpu_bits_f32(lo) ? u : kfi_cpu_bits_f32(lo));
+}
+KFI_INLINE float kfi_cpu_keep_nan_lp(float y, float x) {
+  return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(y) | (kfi_cpu_ne_f32(x, x) & 0x7fc00000u));
+}
+#endif
 /* |m| with the sign of s. */
 KFI_INLINE float kfi_cpu_with_sign_f32(float m, float s) {
   return kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(m) & 0x7fffffffu) | (kfi_cpu_bits_f32(s) & 0x80000000u));
@@ -231,12 +249,21 @@ KFI_INLINE float kfi_cpu_exp_f32(float x) {
                                     0x1.71c7cap-10f, 0x1.9b80a0p-13f);
   return (1.0f + kfi_cpu_fma_f32(r2, p, r)) * s * s;
 }
+/* The lp forms in powers of 2: u = x / ln 2, n = round(u), 2^(u - n). The exponent's bias is part of the rounding constant,
+ * so that bits(t) << 23 is a power of 2 already. Horner's order: instructions count, chains overlap. */
+KFI_INLINE float kfi_cpu_exp2_poly_lp(float r) { /* 2^r for |r| <= 1/2; 2^-18 */
+  const float p = kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, 0x1.3987d8p-7f, 0x1.ca1af0p-5f), 0x1.ec0740p-3f);
+  return kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, p, 0x1.62e0d0p-1f), 0x1.ffffe6p-1f);
+}
+KFI_INLINE float kfi_cpu_exp2_scale_lp(float t) { return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(t) << 23); }
 KFI_INLINE float kfi_cpu_exp_lp(float x) {
-  const float c = kfi_cpu_at_most_f32(kfi_cpu_at_least_f32(x, -104.0f), 89.0f);
-  const float t = kfi_cpu_exp_t(c, KFI_CPU_EVEN_F32), s = kfi_cpu_exp_scale(t);
-  const float r = kfi_cpu_exp_r_lp(c, t - KFI_CPU_EVEN_F32), r2 = r * r;
-  const float p = kfi_cpu_poly4_f32(r, r2, 0x1.ffe4dap-2f, 0x1.558002p-3f, 0x1.5c4e54p-5f, 0x1.0d9228p-7f);
-  return (1.0f + kfi_cpu_fma_f32(r2, p, r)) * s * s;
+  const float magic = KFI_CPU_EVEN_F32 + 2 * 127, c = kfi_cpu_clamp_lp(x, -104.0f, 89.0f);
+  const float t = kfi_cpu_exp_t(c, magic), s = kfi_cpu_exp2_scale_lp(t);
+  const float r = kfi_cpu_fma_f32(c, 1.44269504f, -(t - magic)); /* |r| <= 1 */
+  float p = kfi_cpu_fma_f32(r, 0x1.57986ap-10f, 0x1.429a36p-7f);
+  p = kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, p, 0x1.c714fep-5f), 0x1.ebd15ap-3f);
+  p = kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, p, 0x1.62e272p-1f), 0x1.000044p+0f);
+  return kfi_cpu_keep_nan_lp(p * s * s, x);
 }
 KFI_INLINE double kfi_cpu_exp_f64(double x) { return exp(x); }
 
@@ -244,10 +271,6 @@ KFI_INLINE double kfi_cpu_exp_f64(double x) { return exp(x); }
 KFI_INLINE float kfi_cpu_exp_neg_f32(float x) {
   const float c = kfi_cpu_at_least_f32(x, -104.0f), t = kfi_cpu_exp_t(c, KFI_CPU_ROUND_F32);
   return kfi_cpu_exp_scale_down(1.0f + kfi_cpu_expm1_poly(kfi_cpu_exp_r(c, t - KFI_CPU_ROUND_F32)), t);
-}
-KFI_INLINE float kfi_cpu_exp_neg_lp(float x) {
-  const float c = kfi_cpu_at_least_f32(x, -104.0f), t = kfi_cpu_exp_t(c, KFI_CPU_ROUND_F32);
-  return kfi_cpu_exp_scale_down(1.0f + kfi_cpu_expm1_poly_lp(kfi_cpu_exp_r_lp(c, t - KFI_CPU_ROUND_F32)), t);
 }
 
 /* expm1 = 2^n q + (2^n - 1), at half size so that n = 128 fits; the sign of x makes -0 of -0. */
@@ -281,9 +304,12 @@ KFI_INLINE float kfi_cpu_tanh_f32(float x) {
   const float m = kfi_cpu_expm1_neg_f32(kfi_cpu_at_least_f32(-2.0f * kfi_cpu_abs_f32(x), -20.0f));
   return kfi_cpu_with_sign_f32(m / (2.0f + m), x);
 }
+/* x P(x^2) / Q(x^2); relative error 2^-17, and 2^-15 beyond 5.6, where it is constant. */
 KFI_INLINE float kfi_cpu_tanh_lp(float x) {
-  const float m = kfi_cpu_expm1_neg_lp(kfi_cpu_at_least_f32(-2.0f * kfi_cpu_abs_f32(x), -20.0f));
-  return kfi_cpu_with_sign_f32(m / (2.0f + m), x);
+  const float c = kfi_cpu_clamp_lp(x, -5.6f, 5.6f), z = c * c;
+  const float p = kfi_cpu_fma_f32(z, kfi_cpu_fma_f32(z, 0.00156370921f, 0.115569424f), 0.9999954f);
+  const float q = kfi_cpu_fma_f32(z, kfi_cpu_fma_f32(z, 5.94682653e-05f, 0.0178943088f), 0.448869571f);
+  return kfi_cpu_keep_nan_lp(c * p / kfi_cpu_fma_f32(z, q, 1.0f), x);
 }
 KFI_INLINE double kfi_cpu_tanh_f64(double x) { return tanh(x); }
 
@@ -292,10 +318,17 @@ KFI_INLINE float kfi_cpu_sigmoid_f32(float x) {
   const float e = kfi_cpu_exp_neg_f32(-kfi_cpu_abs_f32(x));
   return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), e, 1.0f) / (1.0f + e);
 }
-KFI_INLINE float kfi_cpu_sigmoid_lp(float x) {
-  const float e = kfi_cpu_exp_neg_lp(-kfi_cpu_abs_f32(x));
-  return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), e, 1.0f) / (1.0f + e);
+/* 2^-24 / (2^-24 + 2^-24 exp(-x)): scaled so that the left tail reaches the last subnormal before exp is infinite, which
+ * is where the clamp on that side is (n = 152), and the quotient 0. NaN is left to the caller: in silu the other
+ * factor has it. */
+KFI_INLINE float kfi_cpu_sigmoid_of_number(float x) {
+  const float magic = KFI_CPU_ROUND_F32 + (127 - 24), c = kfi_cpu_clamp_lp(x, -105.36f, 64.0f);
+  const float t = kfi_cpu_fma_f32(c, -1.44269504f, magic), r = kfi_cpu_fma_f32(c, -1.44269504f, -(t - magic));
+  const float d = kfi_cpu_fma_f32(kfi_cpu_exp2_scale_lp(t), kfi_cpu_exp2_poly_lp(r), 0x1p-24f);
+  return 0x1p-24f / d;
 }
+KFI_INLINE float kfi_cpu_sigmoid_lp(float x) { return kfi_cpu_keep_nan_lp(kfi_cpu_sigmoid_of_number(x), x); }
+KFI_INLINE float kfi_cpu_silu_lp(float x) { return x * kfi_cpu_sigmoid_of_number(x); }
 KFI_INLINE double kfi_cpu_sigmoid_f64(double x) {
   const double e = exp(-fabs(x));
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
@@ -404,11 +437,11 @@ KFI_INLINE float kfi_cpu_mills_f32(float a) {
   const float high = kfi_cpu_fma_f32(y2, -0x1.26454cp-14f, kfi_cpu_fma_f32(y, 0x1.52888ep-15f, 0x1.786cf2p-11f));
   return q * kfi_cpu_fma_f32(y4, kfi_cpu_fma_f32(y4, high, mid), low);
 }
-/* R(a) in y = (a - 4)/(a + 4); relative error 2^-15. */
+/* a ratio for the lp forms; relative error 2^-15 */
 KFI_INLINE float kfi_cpu_mills_lp(float a) {
-  const float y = (a - 4.0f) / (a + 4.0f);
-  return kfi_cpu_poly6_f32(y, y * y, 0x1.82b4a0p-4f, -0x1.5cedf6p-3f, 0x1.fd54b2p-4f, -0x1.26bbfcp-4f, 0x1.fe36c2p-6f,
-                           -0x1.fdf1b8p-8f);
+  const float p = kfi_cpu_fma_f32(a, kfi_cpu_fma_f32(a, 0.0628892061f, 0.279130184f), 0.50001256f);
+  const float q = kfi_cpu_fma_f32(a, kfi_cpu_fma_f32(a, 0.157472111f, 0.704610926f), 1.35692109f);
+  return p / kfi_cpu_fma_f32(a, q, 1.0f);
 }
 /* 2^64 w exp(-a^2/2) for 0 <= a <= 14.5. Rounding a^2 alone would cost up to 50 ulp: its lost bits join r. The factor is
  * taken back where the result is added to something: a subnormal product by itself costs some processors 100 cycles. */
@@ -420,9 +453,10 @@ KFI_INLINE float kfi_cpu_gauss_up_f32(float w, float a) {
 }
 KFI_INLINE float kfi_cpu_gauss_f32(float w, float a) { return kfi_cpu_gauss_up_f32(w, a) * 0x1p-64f; }
 KFI_INLINE float kfi_cpu_gauss_up_lp(float w, float a) {
-  const float x = -0.5f * a * a, t = kfi_cpu_exp_t(x, KFI_CPU_ROUND_F32);
-  const float r = kfi_cpu_exp_r_lp(x, t - KFI_CPU_ROUND_F32);
-  return kfi_cpu_exp_scale_up(kfi_cpu_fma_f32(w, kfi_cpu_expm1_poly_lp(r), w), t);
+  const float magic = KFI_CPU_ROUND_F32 + 64, a2 = a * a;
+  const float t = kfi_cpu_fma_f32(a2, -0.721347520f /* -1/(2 ln 2) */, magic);
+  const float r = kfi_cpu_fma_f32(a2, -0.721347520f, -(t - magic));
+  return w * kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(kfi_cpu_exp2_poly_lp(r)) + (kfi_cpu_bits_f32(t) << 23));
 }
 KFI_INLINE float kfi_cpu_gauss_lp(float w, float a) { return kfi_cpu_gauss_up_lp(w, a) * 0x1p-64f; }
 #define KFI_CPU_INV_SQRT_2PI 0.398942280401432678
@@ -453,7 +487,7 @@ KFI_INLINE float kfi_cpu_gelu_f32(float x) {
   return kfi_cpu_fma_f32(tail, -0x1p-64f, kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x));
 }
 KFI_INLINE float kfi_cpu_gelu_lp(float x) {
-  const float a = kfi_cpu_abs_cut_f32(x), tail = kfi_cpu_gauss_up_lp(a * kfi_cpu_mills_lp(a), a);
+  const float a = kfi_cpu_clamp_lp(kfi_cpu_abs_f32(x), -1.0f, 14.5f), tail = kfi_cpu_gauss_up_lp(a * kfi_cpu_mills_lp(a), a);
   return kfi_cpu_fma_f32(tail, -0x1p-64f, kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), x * 0.0f, x));
 }
 KFI_INLINE double kfi_cpu_gelu_f64(double x) { return x * kfi_cpu_normcdf_f64(x); }
@@ -556,8 +590,8 @@ KFI_INLINE uint16_t kfi_cpu_f32_to_f16_bits(float f) {
 KFI_INLINE float kfi_cpu_bf16_bits_to_f32(uint16_t h) { return kfi_cpu_from_bits_f32((uint32_t)h << 16); }
 KFI_INLINE uint16_t kfi_cpu_f32_to_bf16_bits(float f) {
   const uint32_t w = kfi_cpu_bits_f32(f);
-  const uint32_t nan = 0u - (uint32_t)((int32_t)(w & 0x7fffffffu) > 0x7f800000);
-  return (uint16_t)(kfi_cpu_select_u32(nan, w | 0x400000u, w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
+  /* Rounding may make an infinity of a NaN, or carry out of it: its exponent and first bit are set again. */
+  return (uint16_t)(((w + 0x7fffu + ((w >> 16) & 1u)) | (kfi_cpu_ne_f32(f, f) & 0x7fc00000u)) >> 16);
 }
 KFI_INLINE float kfi_cpu_load_f16(kf_f16 x) { return kfi_cpu_f16_bits_to_f32(kfi_cpu_bits_f16(x)); }
 KFI_INLINE float kfi_cpu_load_bf16(kf_bf16 x) { return kfi_cpu_bf16_bits_to_f32(kfi_cpu_bits_bf16(x)); }

@@ -8,8 +8,7 @@
 #include <string.h>
 
 #include "kf/core/philox.h"
-
-#define KFI_TILE 256 /* elements */
+#include "kf/core/tile.h"
 
 /* Philox on x86: a lane of 64 bits holds one of a counter's words in its low half. The high half of a product is then a
    shift away, its low half lies where the next round reads it, and nothing reads what is above. Vectors are named, and for

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/tile.h: what the C backend works on at a time: 256 elements, in loops that compilers vectorise. */
+#ifndef KF_CORE_TILE_H
+#define KF_CORE_TILE_H
+
+#include "kf/core/host.h"
+
+#include <string.h>
+
+#include "kf/core/config.h"
+#include "kf/core/math.h"
+
+#define KFI_TILE 256 /* elements */
+
+/* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
+   which would not be true then. */
+#if defined(__clang__)
+#define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#define KFI_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define KFI_TILE_LOOP _Pragma("GCC ivdep")
+#define KFI_UNROLL _Pragma("GCC unroll 4")
+#else
+#define KFI_TILE_LOOP
+#define KFI_UNROLL
+#endif
+
+/* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it (bench/NOTES.md), and for
+   f16 there are instructions, which gcc does not use by itself. */
+#if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+typedef float kfi_8_floats __attribute__((vector_size(32)));
+typedef short kfi_8_halves __attribute__((vector_size(16)));
+KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to)
+{
+    for (int j = 0; j < KFI_TILE; j += 8) {
+        kfi_8_halves h;
+        memcpy(&h, (const void *)(from + j), sizeof h);
+        const kfi_8_floats f = __builtin_ia32_vcvtph2ps256(h);
+        memcpy(to + j, &f, sizeof f);
+    }
+}
+KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to)
+{
+    for (int j = 0; j < KFI_TILE; j += 8) {
+        kfi_8_floats f;
+        memcpy(&f, from + j, sizeof f);
+        const kfi_8_halves h = __builtin_ia32_vcvtps2ph256(f, 0 /* to nearest even */);
+        memcpy((void *)(to + j), &h, sizeof h);
+    }
+}
+#else
+KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to)
+{
+    KFI_TILE_LOOP
+    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_load_f16(from[j]);
+}
+KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to)
+{
+    KFI_TILE_LOOP
+    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_cast_f32_f16(from[j]);
+}
+#endif
+KFI_HOST void kfi_widen_bf16(const kf_bf16 *from, float *to)
+{
+    KFI_TILE_LOOP
+    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_load_bf16(from[j]);
+}
+KFI_HOST void kfi_narrow_bf16(const float *from, kf_bf16 *to)
+{
+    KFI_TILE_LOOP
+    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_cast_f32_bf16(from[j]);
+}
+
+#endif
