@@ -31,7 +31,7 @@ def one_line(text):
 def _write(graph, roots):
     """(lines that name what is used twice, a text per root)."""
     uses = dict.fromkeys(graph.reachable(roots), 0)
-    for i in [*roots, *(a for i in uses for a in graph.nodes[i].args)]:
+    for i in [*roots, *(a for user in uses for a in graph.nodes[user].args)]:
         uses[i] += 1
     lines, text = [], {}
     for i, count in uses.items():

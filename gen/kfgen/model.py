@@ -262,7 +262,7 @@ class Kernel:
     @functools.cached_property
     def cuda(self):
         """(lines, texts per output part) of the element loop, and of the row values before it."""
-        act = f"kfi_tag<act>()"
+        act = "kfi_tag<act>()"
         cheap = CHEAP | (frozenset() if self.sums else {"quotient"}) if self.dtype.flavour == "lp" else frozenset()  # sums cancel
         target = Target("kfi_", self.flavour, False, cheap=cheap,
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
@@ -593,7 +593,7 @@ class Kernel:
         return contract.lines(self)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _bwd_reads_x(act_id, expr, dexpr, scalars, build):
     g = Graph()
     env = {s: g.var(s) for s in scalars}

@@ -20,7 +20,8 @@ def dtype_words(dtypes):
 
 
 def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
-    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, word), "state" if state else "", "bwd" if bwd else "", dtype_words(dtypes)) if w)
+    words = ("kf", "cpu" if cpu else "", fill(pattern, word), "state" if state else "", "bwd" if bwd else "", dtype_words(dtypes))
+    return "_".join(w for w in words if w)
 
 
 def workspace(pattern, dtypes, cpu=False):

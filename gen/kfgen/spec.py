@@ -24,11 +24,12 @@ DERIVED = re.compile(r".*_[vfnsj]\Z|(t|row)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
-    "act", "act_bwd", "ahead", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g",
-    "half_first", "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n",
-    "next", "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed", "shared",
-    "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels", "sum_size", "sums",
-    "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word", "words", "workspace", "workspace_bytes",
+    "act", "act_bwd", "ahead", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
+    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
+    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed",
+    "shared", "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
+    "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
+    "words", "workspace", "workspace_bytes",
     # C, C++ and CUDA; Python, in which expressions are parsed
     "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "concept", "const", "consteval", "constexpr", "constinit",
     "decltype", "default", "do", "double", "enum", "errno", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "int8_t",

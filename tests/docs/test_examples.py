@@ -46,7 +46,8 @@ def test_c(name, compiler, prefix, tmp_path):
 @pytest.mark.parametrize("name", CUDA)
 def test_cuda(name, prefix, tmp_path):
     arch = "-arch=native" if kflib.has_gpu() else "-arch=sm_90"
-    run(NVCC, "-O3", arch, "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example")
+    strict = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")
+    run(NVCC, "-O3", arch, *strict, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example")
     run(tmp_path / "example", status=(0,) if kflib.has_gpu() else (NO_GPU,))
 
 

@@ -37,7 +37,8 @@ def test_the_page_is_what_the_runs_say():
 
 
 def test_results_are_counted():
-    run = {"kind": "cpu", "machine": "m", "level": 1, "tests": [["gen/test_abi.py::test_golden", "all", 2, 1, 0], ["gen/test_abi.py::x", "map", 3, 0, 4]]}
+    tests = [["gen/test_abi.py::test_golden", "all", 2, 1, 0], ["gen/test_abi.py::x", "map", 3, 0, 4]]
+    run = {"kind": "cpu", "machine": "m", "level": 1, "tests": tests}
     assert promises.cell(run, "gen/test_abi.py", "all") == "2 passed, 1 failed"
     assert promises.cell(run, "gen/test_abi.py", "map") == "3 passed, 4 skipped"
     assert promises.cell(run, "gen/test_ab", "all") == "-"

@@ -86,7 +86,8 @@ def test_functions_named_in_pages_exist(page, manifest):
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
     own = re.compile(r"kf_(cpu_)?((\w+_)?layer_scale|(\w+_)?logsigmoid)(_\w+)?\Z")
     for name in set(re.findall(r"\bkf_[a-z0-9_]+\b(?![{*…(]?…)", (ROOT / page).read_text())):
-        if name.endswith("_") or name in ("kf_dep", "kf_targets", "kf_single") or name.startswith("kf_emu_"):  # a prefix; Meson's variables; a file; tests
+        # a prefix; Meson's variables; a file; tests
+        if name.endswith("_") or name in ("kf_dep", "kf_targets", "kf_single") or name.startswith("kf_emu_"):
             continue
         if re.match(r"kf_(my_)?launchers(_|\Z)", name):  # files, and their own functions
             continue

@@ -25,7 +25,8 @@ def passes(include, work, variant="plain"):
     subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(emulator.HERE / "device_words.cpp"),
                     str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
     environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0"}
-    done = subprocess.run([*(emulator.fixed_addresses() if variant == "tsan" else []), program], capture_output=True, text=True, timeout=300, env=environment)
+    fixed = emulator.fixed_addresses() if variant == "tsan" else []
+    done = subprocess.run([*fixed, program], capture_output=True, text=True, timeout=300, env=environment)
     print(done.stdout, done.stderr[:3000])
     return done.returncode == 0 and done.stdout == "ok\n"
 

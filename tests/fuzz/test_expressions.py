@@ -7,11 +7,12 @@ import subprocess
 
 import numpy as np
 import scipy.special as sp
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from kfgen.emit import Target, emit, evaluate
 from kfgen.expr import BOOLEAN, WORDS, ExprError, Graph, gradient, parse
+
+from examples import examples
 
 NAMES = ("x", "y", "z")
 # Every word, its argument brought into the range where it is defined and does not overflow.

@@ -7,11 +7,12 @@ import re
 import tomllib
 
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from kfgen import manifest, model, spec
 from kfgen.render import Selection
+
+from examples import examples
 
 MESSAGE = re.compile(r"[^\n]*: \[[^\n]*\] [^\n]+: .+\n  fix: .+\Z", re.S)
 ENTRIES = {"activation": {"twice": {"id": 1024, "brief": "twice x", "expr": "2 * x", "ref": "2 * x"}}, "op": {

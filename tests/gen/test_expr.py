@@ -152,8 +152,8 @@ def test_numbers_are_exact():
 def test_quotients_are_corrected_where_it_shows():
     """In 2 bytes: before a kink or an addition, which may cancel; not where nothing but the rounding follows."""
     lp = Target("kfi_", "f32", False, cheap=frozenset({"div", "quotient"}))
-    for text, word in (("a / b", "quotient"), ("c * -(a / b)", "quotient"), ("a / b + c", "div"), ("max(a / b, c)", "div"), ("c - c * (a / b)", "div"),
-                       ("where(a / b > c, a, b)", "div")):
+    for text, word in (("a / b", "quotient"), ("c * -(a / b)", "quotient"), ("a / b + c", "div"), ("max(a / b, c)", "div"),
+                       ("c - c * (a / b)", "div"), ("where(a / b > c, a, b)", "div")):
         lines, value = printed(text, "a", "b", "c", target=lp)
         assert f"kfi_{word}_lp(a, b)" in "".join([*lines, value]), text
     assert "kfi_div_lp(a, b)" in printed("a / b", "a", "b", target=Target("kfi_", "f32", False, cheap=frozenset({"div"})))[1]

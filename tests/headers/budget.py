@@ -82,7 +82,7 @@ def measure(include, runs=5):
     kernels, size = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        for i, (name, text) in enumerate(SOURCES.items()):
+        for i, text in enumerate(SOURCES.values()):
             (work / f"{i}.cu").write_text(text)
         for i, text in enumerate(C_SOURCES.values()):
             (work / f"{i}.c").write_text(text)

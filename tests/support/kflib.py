@@ -111,7 +111,8 @@ def library(backend, functions, build_dir, flags=None, jobs=None, include=None, 
     if not library.exists():
         work = build_dir / (library.stem + ".work")
         work.mkdir(exist_ok=True)
-        fpic = {"cuda": ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"], "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
+        cuda = ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"]
+        fpic = {"cuda": cuda, "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
         includes = [f"-I{d}" for d in include]
 
         def compile_one(item):
