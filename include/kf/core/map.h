@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/map.h: the schedule of the map family on the CPU, the same for every op.
 
-   An op is a function over tiles of 256 elements, whose loop the compiler vectorises. This file walks a tensor, in
+   An op is a function over tiles of 512 elements, whose loop the compiler vectorises. This file walks a tensor, in
    parallel: it gives that function as many whole tiles at a time as it can, copies what is left at an end into scratch
    tiles, repeats row values so that narrow rows fill whole tiles, and adds up reduced gradients. How the work is split
    depends on the shape alone, so results do not depend on the number of threads. */
@@ -18,7 +18,7 @@
 
 #define KFI_SLOTS 16    /* pointers a tile function may have */
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
-#define KFI_CHUNK 64    /* tiles that a thread takes at a time */
+#define KFI_CHUNK 32    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
 #define KFI_PIECE 16    /* elements of a vector, at most */
 #define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
