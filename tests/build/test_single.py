@@ -147,7 +147,7 @@ def test_page(home, tmp_path):
     shutil.copy(ways.ROOT / "examples/my_ops.toml", tmp_path)
     ways.shell(ways.snippet("single"), tmp_path)
     cut = (tmp_path / "kf_single.h").read_text()
-    assert "kf_cpu_add_gelu_bf16(" in cut and "_f64(const double *a" not in cut and "silu" not in cut and "KF_OPS_MUL_H" not in cut
+    assert "kf_cpu_add_gelu_bf16(" in cut and "_f64(const double *a" not in cut and "kfi_cpu_act_silu" not in cut and "KF_OPS_MUL_H" not in cut
     assert len(cut) < 400_000
     (tmp_path / "own.c").write_text((ways.ROOT / "examples/04_own_ops.c").read_text().replace("#include <kf/kf.h>\n", "").replace(
         "<kf/my_ops.h>", '"my_ops_single.h"\n#include "kf_single.h"'))

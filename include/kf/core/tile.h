@@ -21,7 +21,11 @@
 #define KFI_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)
 #define KFI_TILE_LOOP _Pragma("GCC ivdep")
+#if defined(__CUDACC__) /* whose front end knows no such pragma */
+#define KFI_UNROLL
+#else
 #define KFI_UNROLL _Pragma("GCC unroll 4")
+#endif
 #else
 #define KFI_TILE_LOOP
 #define KFI_UNROLL
