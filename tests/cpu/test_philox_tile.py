@@ -50,6 +50,6 @@ def test_words(include, tmp_path, compiler, flags):
     assert built.returncode == 0, built.stderr
     cpu = open("/proc/cpuinfo").read().split()
     if any(flag[2:] not in cpu for flag in flags.split() if flag.startswith("-m")):
-        return  # it compiles; this machine has no such vectors
+        pytest.skip("it compiles; this machine has no such vectors")
     ran = subprocess.run([tmp_path / "words"], capture_output=True, text=True)
     assert ran.stdout == f"{WAYS[flags]}, 0 of 122880 wrong\n"

@@ -10,8 +10,8 @@
 #include "kf/core/config.h"
 #include "kf/core/math.h"
 
-/* Elements. With half as many gcc writes out the whole loop and mixes its loads, so that the memory is not read in order: half
-   the speed for 2-byte tensors that begin within a page. */
+/* Elements. With half as many gcc writes out the whole loop, its loads in no order, and some functions of 2-byte tensors that do not
+   begin with a page took 1.4 to 1.7 times as long (bench/NOTES.md). */
 #define KFI_TILE 512
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
