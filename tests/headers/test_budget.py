@@ -10,19 +10,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import budget  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
-TOLERANCE = 1.05  # of the timer, on a machine that does other things as well
 
 
 @pytest.fixture(scope="module")
 def measured(include):
-    """Five runs; where a budget does not hold in them, eleven others decide."""
-    for runs in (5, 11):
-        m = budget.measure(include, runs)
-        floor = m["seconds"]["floor"]
-        if m["seconds"]["umbrella"] <= budget.umbrella_budget(m["launchers"]) * floor and m["seconds"]["op header"] <= budget.OP_BUDGET * floor:
-            break
-    print(budget.table(m))
-    return m
+    return budget.measure(include)
 
 
 def test_budget_formula():
@@ -35,18 +27,20 @@ def test_history():
     assert rows and [r["date"] for r in rows] == sorted(r["date"] for r in rows)
     for row in rows:
         assert int(row["launchers"]) > 0 and int(row["runs"]) >= 5 and row["commit"] and row["nvcc"]
-        assert 1 < float(row["op_header"]) < float(row["umbrella"]) < 10
+        for umbrella, op in ("umbrella", "op_header"), ("umbrella_time", "op_header_time"):
+            assert row[umbrella] == row[op] == "-" or 1 < float(row[op]) < float(row[umbrella]) < 10
     newest = rows[-1]
-    assert float(newest["umbrella"]) <= budget.umbrella_budget(int(newest["launchers"])) * TOLERANCE
-    assert float(newest["op_header"]) <= budget.OP_BUDGET * TOLERANCE
+    assert float(newest["umbrella"]) <= budget.umbrella_budget(int(newest["launchers"])) and float(newest["op_header"]) <= budget.OP_BUDGET
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["umbrella", "op header"])
-def test_compile_time(measured, name):
-    ratio = measured["seconds"][name] / measured["seconds"]["floor"]
-    allowed = budget.OP_BUDGET if name == "op header" else budget.umbrella_budget(measured["launchers"])
-    assert ratio <= allowed * TOLERANCE, f"{ratio:.2f} times the floor, {allowed:.2f} are allowed\n{budget.table(measured)}"
+@pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
+def test_compile_cost(include):
+    """Both budgets in one test, so that no second worker counts the same again: three minutes."""
+    m = budget.measure(include, count=True)
+    print(budget.table(m))
+    over = {name: (budget.ratio(m, name), allowed) for name, allowed in budget.budgets(m).items() if budget.ratio(m, name) > allowed}
+    assert not over, budget.table(m)
 
 
 @needs_nvcc
