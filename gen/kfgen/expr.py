@@ -54,7 +54,7 @@ BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 # What takes many instructions on a CPU.
-TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid", "erf"}
+TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid", "erf", "normcdf", "normpdf", "gelu", "gelu_bwd"}
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
 WORDS = sorted(set(PRIMITIVES) - BOOLEAN - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.

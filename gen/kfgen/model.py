@@ -309,16 +309,20 @@ class Kernel:
         if any(graph.nodes[i].op in ("act", "act_bwd") for i in printed):
             names_ |= set(act.scalars)
         scalars = [(s, i) for i, s in enumerate(self.scalars + list(act.scalars)) if s in names_]
-        return TileCode(lines, names_, scalars, list(zip([s for s in self.slots if s.role in ("store", "sum")], texts)), groups)
+        results = list(zip([s for s in self.slots if s.role in ("store", "sum")], texts))
+        return TileCode(lines, names_, scalars, results, groups, streams=not (self.sums or self.keeps or self._is_long(act)))
+
+    def _is_long(self, act):
+        """Whether an element's arithmetic takes longer than its way to memory and back."""
+        graph = Graph()
+        x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
+        roots = [act.build_bwd(graph, x, dy, scalars) if self.bwd else act.build(graph, x, scalars)]
+        return any(g.nodes[i].op in TRANSCENDENTAL for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r))
 
     def _groups(self, act):
         """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
         where a row's arithmetic would be written out several times, or f16's conversions, which want a loop of their own."""
-        graph = Graph()
-        x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
-        roots = [act.build_bwd(graph, x, dy, scalars)]
-        ops = {g.nodes[i].op for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r)}
-        return bool(self.sums) and self.dtype.word != "f16" and not ops & TRANSCENDENTAL
+        return bool(self.sums) and self.dtype.word != "f16" and not self._is_long(act)
 
     @functools.cached_property
     def slots(self):
@@ -630,6 +634,7 @@ class TileCode:
     scalars: list  # (name, index) of those that are read
     results: list  # (slot, text)
     groups: bool  # several rows at a time
+    streams: bool  # results may go to memory past the caches
 
 
 MAX_SLOTS = 16  # KFI_SLOTS
@@ -674,14 +679,14 @@ class Slot:
             return f"{self.name}_f[j]"
         return f"kfi_cpu_load_{self.dtype.word}({self.at(group)})" if self.dtype.size == 2 else self.at(group)
 
-    def store(self, text, group=False):
+    def store(self, text, group=False, streams=False):
         if self.role == "sum":
             return f"{self.name}_s += {text}" if group else f"{self.at(group)} += {text}"
         if self.staged and not group:
             return f"{self.name}_f[j] = {text}"
-        if self.dtype.word == self.kernel.dtype.compute:
-            return f"{self.at(group)} = {text}"
-        return f"{self.at(group)} = kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
+        if self.dtype.word != self.kernel.dtype.compute:
+            text = f"kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
+        return f"{f'{self.name}_to[j]' if streams else self.at(group)} = {text}"
 
     @property
     def row(self):

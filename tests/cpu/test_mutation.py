@@ -22,6 +22,7 @@ from kfgen.render import Renderer, Selection, write_all
 
 DTYPES = ("f32", "bf16")
 FLAGS = ("-O1", "-ffp-contract=off")
+STREAMED = ("-mavx", "-DKF_STREAM_MIN=0")
 FACTOR, SHIFT = 1.02, 0.03  # visible in bf16, whose neighbours are up to 0.8 % apart; a literal 0 is shifted
 LITERAL = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")
 
@@ -164,8 +165,8 @@ BROKEN = {
         "kf/core/philox_tile.h", r"kfi_philox\(rng, group \+ KFI_TILE / 8, ",
         "kfi_philox(rng, group + KFI_TILE / 8 - 1, ", ("kf_cpu_bias_dropout_bwd_f32",)),
     "gradients of sub swapped": (
-        "kf/ops/sub.h", r"da\[j\] = (\w+);\s+db\[j\] = -\1;",
-        r"da[j] = -\1; db[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
+        "kf/ops/sub.h", r"da_to\[j\] = (\w+);\s+db_to\[j\] = -\1;",
+        r"da_to[j] = -\1; db_to[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
     "operands of sub swapped": (
         "kf/ops/sub.h", "a_j - b_j",
         "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
@@ -214,6 +215,15 @@ BROKEN = {
     "a sum's first part twice": (
         "kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{",
         "kf_i64 b = 0; b < m->blocks; ++b) { for (int j = 0; b == 1 && j < count; ++j) total[j] += total[j];", ("kf_cpu_bias_bwd_f32",)),
+    "streamed: the last vector is left out": (
+        "kf/core/stream.h", r"i < bytes; i \+= ",
+        "i + sizeof(kfi_streamed) < bytes; i += ", ("kf_cpu_add_f32", "kf_cpu_bias_relu_bf16", "kf_cpu_batch_norm_f64", "kf_cpu_relu_glu_f16",)),
+    "streamed: the next piece's place": (
+        "kf/core/stream.h", r"\(char \*\)to \+ i\)",
+        "(char *)to + i + 64 * (i >= 128))", ("kf_cpu_add_f32", "kf_cpu_relu_bf16",)),
+    "streamed: inputs stay where they are": (
+        "kf/ops/add.h", r"( +)a \+= piece;",
+        r"\1a += piece / 2;", ("kf_cpu_add_f32",)),
     "bf16 by truncation": (
         "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),
@@ -232,7 +242,10 @@ def test_altered_schedule(include, memory, tmp_path, what):
     path.write_text(broken)
     functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in names]
     assert len(functions) == len(names)
-    lib = kflib.build("cpu", functions, tmp_path / "lib", FLAGS, include=[tmp_path])
+    streamed = what.startswith("streamed")
+    if streamed and "avx" not in open("/proc/cpuinfo").read().split():
+        pytest.skip("this machine has no vectors that are streamed")
+    lib = kflib.build("cpu", functions, tmp_path / "lib", FLAGS + (STREAMED if streamed else ()), include=[tmp_path])
     for f in functions:
         with pytest.raises(checks.Failure):
             for sizes, values, shift in cases.runs(f) + BIG.get(what, []):

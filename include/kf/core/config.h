@@ -9,6 +9,9 @@
    KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any
                        order, on any threads. Default: OpenMP where it is on, a plain loop otherwise. Results do not
                        depend on it.
+   KF_STREAM_MIN       Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past the
+                       caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and the
+                       next function reads the result at once. Results do not depend on it.
    KF_ALLOW_FAST_MATH  Affects: C launchers. Accepts -ffast-math, which loses NaN and infinities. Default: refused. */
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
@@ -18,6 +21,9 @@
 #endif
 #ifndef KF_OMP_MIN
 #define KF_OMP_MIN 32768
+#endif
+#ifndef KF_STREAM_MIN
+#define KF_STREAM_MIN (16 << 20)
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

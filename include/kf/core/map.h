@@ -14,6 +14,7 @@
 #include "kf/core/math.h"
 #include "kf/core/parallel.h"
 #include "kf/core/philox_tile.h"
+#include "kf/core/stream.h"
 #include "kf/core/tile.h"
 
 #define KFI_SLOTS 16    /* pointers a tile function may have */
@@ -27,6 +28,8 @@ typedef struct {
     void *p[KFI_SLOTS];     /* of the first tile; */
     kf_i64 step[KFI_SLOTS]; /* the next one's lie so many elements behind */
     int tiles;              /* any number; of a group KFI_GROUP or 1 */
+    unsigned stream;        /* bit k: what p[k] points at goes past the caches (never of a group, and where arithmetic takes longer */
+                            /* than memory the function need not do so) */
     int stores;             /* some tensor is written, not sums alone */
     const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
     const uint16_t *keep[KFI_GROUP]; /* dropout: random words of each tile; those from keep_from on are kept */
@@ -56,12 +59,28 @@ typedef struct {
     kfi_operands operands;
     kf_i64 rows, cols, channels, inner, elements, blocks, per_block;
     int plane;
+    unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;
 } kfi_cpu_map;
 
 typedef struct {
     unsigned char bytes[KFI_TILE * 8];
 } kfi_scratch;
+
+/* Large outputs that are no input: such a one's lines are in the cache already. */
+KFI_HOST unsigned kfi_streams(const kfi_cpu_map *m)
+{
+    unsigned found = 0;
+    for (int k = 0; KFI_STREAMS && k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        const void *ptr = m->operands.of[s->operand].ptr;
+        int is_input = 0;
+        if (s->kind != KFI_SLOT_STORE || !ptr || m->elements < KF_STREAM_MIN / s->size) continue;
+        for (int i = 0; i < m->slot_count; ++i) is_input |= m->slots[i].kind == KFI_SLOT_LOAD && m->operands.of[m->slots[i].operand].ptr == ptr;
+        if (!is_input) found |= 1u << k;
+    }
+    return found;
+}
 
 KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first, kf_i64 step)
 {
@@ -111,11 +130,13 @@ KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size
     }
 }
 
+KFI_HOST int kfi_is_half(const kfi_cpu_map *m, const kfi_slot *s) { return (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF; }
+
 /* Copies `count` elements between a tensor and a scratch tile. A half operand is walked by (row, column) pieces. */
 KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *tensor, char *tile, kf_i64 first, int count, int store)
 {
     const size_t size = (size_t)s->size;
-    if ((m->operands.of[s->operand].flags & KFI_KIND) != KFI_HALF) {
+    if (!kfi_is_half(m, s)) {
         char *at = tensor + first * s->size;
         if (store) memcpy(at, tile, (size_t)count * size);
         else memcpy(tile, at, (size_t)count * size);
@@ -134,6 +155,12 @@ KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *t
     }
 }
 
+KFI_HOST char *kfi_element(const kfi_cpu_map *m, const kfi_slot *s, kf_i64 i)
+{
+    const kf_i64 before = kfi_is_half(m, s) ? (i / m->cols + s->half) * m->cols : 0; /* of the other half */
+    return (char *)(uintptr_t)m->operands.of[s->operand].ptr + (i + before) * s->size;
+}
+
 /* Points loads and stores at `tiles` tiles, the first of elements first .. first + count - 1, the others `step` behind each
    other. One that is not whole, or of halves that reach into the next row, goes through scratch, which `finish` writes back:
    such a tile stands alone. */
@@ -142,34 +169,36 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratc
     unsigned indirect = 0;
     t->tiles = tiles;
     t->stores = 0;
+    t->stream = 0;
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
         char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
-        const int is_half = (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
+        const int parted = count < KFI_TILE || (kfi_is_half(m, s) && first % m->cols + count > m->cols);
         t->step[k] = step;
         t->stores |= base && s->kind == KFI_SLOT_STORE;
-        if (!base || count < KFI_TILE || (is_half && first % m->cols + count > m->cols)) {
-            t->p[k] = scratch[k].bytes;
-            t->step[k] = 0;
-            if (!base) continue;
-            indirect |= 1u << k;
-            if (s->kind == KFI_SLOT_STORE) continue;
-            if (count < KFI_TILE) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
-            kfi_move_elements(m, s, base, (char *)scratch[k].bytes, first, count, 0);
-        } else if (is_half) {
-            t->p[k] = base + (first + (first / m->cols + s->half) * m->cols) * s->size;
-        } else {
-            t->p[k] = base + first * s->size;
+        if (base && !parted) {
+            t->p[k] = kfi_element(m, s, first);
+            if ((uintptr_t)t->p[k] % KFI_LINE == 0 && step * s->size % KFI_LINE == 0) t->stream |= m->stream & 1u << k;
+            continue;
         }
+        t->p[k] = scratch[k].bytes;
+        t->step[k] = 0;
+        if (!base) continue;
+        indirect |= 1u << k;
+        if (s->kind == KFI_SLOT_STORE) continue;
+        if (count < KFI_TILE) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+        kfi_move_elements(m, s, base, (char *)scratch[k].bytes, first, count, 0);
     }
     return indirect;
 }
 KFI_HOST void kfi_finish(const kfi_cpu_map *m, kfi_scratch *scratch, unsigned indirect, kf_i64 first, int count)
 {
-    for (int k = 0; k < m->slot_count; ++k)
-        if ((indirect >> k & 1u) && m->slots[k].kind == KFI_SLOT_STORE)
-            kfi_move_elements(m, &m->slots[k], (char *)(uintptr_t)m->operands.of[m->slots[k].operand].ptr, (char *)scratch[k].bytes, first, count, 1);
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if ((indirect >> k & 1u) && s->kind == KFI_SLOT_STORE)
+            kfi_move_elements(m, s, (char *)(uintptr_t)m->operands.of[s->operand].ptr, (char *)scratch[k].bytes, first, count, 1);
+    }
 }
 
 /* Every operand has the result's shape. */
@@ -186,6 +215,7 @@ KFI_HOST void kfi_walk_flat(void *context, kf_i64 chunk)
         kfi_run_tiles(m, &t, i, KFI_TILE);
         if (indirect) kfi_finish(m, scratch, indirect, i, count);
     }
+    if (m->stream) kfi_stream_end();
 }
 
 /* Adds `count` sums of the accumulator type; the order is the index's. */
@@ -278,6 +308,7 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
             inner = 0;
         }
     }
+    if (m->stream) kfi_stream_end();
     for (int k = 0, n = 0; k < m->slot_count; ++k)
         if (m->slots[k].kind == KFI_SLOT_SUM) {
             char *partial = kfi_partial(m, block, n++);
@@ -351,6 +382,7 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
                 col += grouped ? KFI_TILE : (kf_i64)tiles * KFI_TILE;
             }
         }
+    if (m->stream) kfi_stream_end();
 }
 
 /* The sum of `count` values of the accumulator type: lane l has values l, l + 16, ..., and the lanes are added up in order. */
@@ -438,6 +470,7 @@ KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
         if (m->sums && summed < 0) kfi_flush_sums(m, &t, block, i, count);
     }
     if (m->sums && summed >= 0) kfi_flush_sums(m, &t, block, summed * m->inner, KFI_TILE);
+    if (m->stream) kfi_stream_end();
 }
 
 KFI_HOST kf_i64 kfi_blocks_of(kf_i64 rows, kf_i64 elements)
@@ -465,6 +498,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     m->elements = n;
+    m->stream = kfi_streams(m);
     kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
@@ -514,6 +548,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->rows = rows;
     m->cols = is_channel && !m->plane ? channels : cols;
     if (m->elements == 0) m->rows = 0;
+    m->stream = m->sums ? 0 : kfi_streams(m); /* groups of rows for sums do not stream */
     const kf_i64 units = m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : m->rows;
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
     /* Reduced gradients: as many parts as the workspace was asked for. Otherwise chunks of a fixed size. */

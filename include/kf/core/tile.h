@@ -32,22 +32,22 @@
 #endif
 
 /* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it (bench/NOTES.md), and for
-   f16 there are instructions, which gcc does not use by itself. */
+   f16 there are instructions, which gcc does not use by itself. n: a multiple of KFI_STREAM_PIECE. */
 #if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 typedef float kfi_8_floats __attribute__((vector_size(32)));
 typedef short kfi_8_halves __attribute__((vector_size(16)));
-KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to)
+KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to, int n)
 {
-    for (int j = 0; j < KFI_TILE; j += 8) {
+    for (int j = 0; j < n; j += 8) {
         kfi_8_halves h;
         memcpy(&h, (const void *)(from + j), sizeof h);
         const kfi_8_floats f = __builtin_ia32_vcvtph2ps256(h);
         memcpy(to + j, &f, sizeof f);
     }
 }
-KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to)
+KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to, int n)
 {
-    for (int j = 0; j < KFI_TILE; j += 8) {
+    for (int j = 0; j < n; j += 8) {
         kfi_8_floats f;
         memcpy(&f, from + j, sizeof f);
         const kfi_8_halves h = __builtin_ia32_vcvtps2ph256(f, 0 /* to nearest even */);
@@ -55,26 +55,26 @@ KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to)
     }
 }
 #else
-KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to)
+KFI_HOST void kfi_widen_f16(const kf_f16 *from, float *to, int n)
 {
     KFI_TILE_LOOP
-    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_load_f16(from[j]);
+    for (int j = 0; j < n; ++j) to[j] = kfi_cpu_load_f16(from[j]);
 }
-KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to)
+KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to, int n)
 {
     KFI_TILE_LOOP
-    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_cast_f32_f16(from[j]);
+    for (int j = 0; j < n; ++j) to[j] = kfi_cpu_cast_f32_f16(from[j]);
 }
 #endif
-KFI_HOST void kfi_widen_bf16(const kf_bf16 *from, float *to)
+KFI_HOST void kfi_widen_bf16(const kf_bf16 *from, float *to, int n)
 {
     KFI_TILE_LOOP
-    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_load_bf16(from[j]);
+    for (int j = 0; j < n; ++j) to[j] = kfi_cpu_load_bf16(from[j]);
 }
-KFI_HOST void kfi_narrow_bf16(const float *from, kf_bf16 *to)
+KFI_HOST void kfi_narrow_bf16(const float *from, kf_bf16 *to, int n)
 {
     KFI_TILE_LOOP
-    for (int j = 0; j < KFI_TILE; ++j) to[j] = kfi_cpu_cast_f32_bf16(from[j]);
+    for (int j = 0; j < n; ++j) to[j] = kfi_cpu_cast_f32_bf16(from[j]);
 }
 
 #endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/stream.h: results that go to memory past the caches. An output that is larger than they are would be read before
+   it is written, line by line, and drive out what is still wanted: a third of an elementwise function's traffic. */
+#ifndef KF_CORE_STREAM_H
+#define KF_CORE_STREAM_H
+
+#include "kf/core/host.h"
+
+#include <string.h>
+
+#include "kf/core/config.h"
+
+#define KFI_LINE 64          /* bytes of a cache line: what is streamed begins with one */
+#define KFI_STREAM_PIECE 128 /* elements that are computed, then streamed: so few that the processor goes on computing meanwhile */
+
+/* Vectors of 32 bytes at least: 16 at a time were slower than ordinary stores (bench/NOTES.md). */
+#if defined(__AVX__) && defined(__GNUC__) && !defined(__CUDACC__)
+#define KFI_STREAMS 1
+#if defined(__AVX512F__)
+typedef long long kfi_streamed __attribute__((vector_size(64)));
+#else
+typedef long long kfi_streamed __attribute__((vector_size(32)));
+#endif
+KFI_INLINE void kfi_stream_one(kfi_streamed *to, kfi_streamed v)
+{
+#if defined(__clang__)
+    __builtin_nontemporal_store(v, to);
+#elif defined(__AVX512F__)
+    __builtin_ia32_movntdq512(to, v);
+#else
+    __builtin_ia32_movntdq256(to, v);
+#endif
+}
+/* `bytes`: whole lines, at `to`. */
+KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += sizeof(kfi_streamed)) {
+        kfi_streamed v;
+        memcpy(&v, (const char *)from + i, sizeof v);
+        kfi_stream_one((kfi_streamed *)(void *)((char *)to + i), v);
+    }
+}
+/* Before another thread may read what this one has streamed. */
+KFI_HOST void kfi_stream_end(void) { __builtin_ia32_sfence(); }
+#else
+#define KFI_STREAMS 0
+KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+KFI_HOST void kfi_stream_end(void) {}
+#endif
+
+#if defined(__GNUC__)
+#define KFI_STREAM_BUFFER(type, name) __attribute__((aligned(KFI_LINE))) type name[KFI_STREAM_PIECE]
+#else
+#define KFI_STREAM_BUFFER(type, name) type name[KFI_STREAM_PIECE]
+#endif
+
+#endif
