@@ -40,6 +40,11 @@ PRIMITIVES = {
     "act": ("a", {"a": "act_bwd(a, dy)"}),
     "act_bwd": (("a", "d"), {}),
     "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
+    # Over a row, where a graph has levels (no family of ops does yet). Ties share a row's largest element: PyTorch's amax.
+    "sum": ("a", {"a": "dy"}),
+    "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
+    "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
+    "stop": ("a", {"a": None}),  # the value without its gradient
     "lt": ("ab", {}),
     "le": ("ab", {}),
     "gt": ("ab", {}),
@@ -50,13 +55,19 @@ PRIMITIVES = {
     "or": ("ab", {}),
     "not": ("a", {}),
 }
+REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls them, of one argument
+# What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
+UNIFORM, ROW, ELEM = range(3)
+COUNT = "count"  # elements of a row
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
-# What takes many instructions on a CPU.
-TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid", "erf", "normcdf", "normpdf", "gelu", "gelu_bwd"}
+# What takes many instructions on a CPU, and how many times as many as an exponential.
+TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid"), 1)
+TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
-WORDS = sorted(set(PRIMITIVES) - BOOLEAN - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
+ROW_WORDS = ["mean", "stop", "sum"]
+WORDS = sorted(set(PRIMITIVES) - BOOLEAN - {"add", "sub", "mul", "div", "neg", "act_bwd", "rowmax", "rowmin", *ROW_WORDS}) + ["dropout"]
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 
@@ -75,8 +86,10 @@ class Node:
 class Graph:
     """Nodes in the order they are computed: the arguments of nodes[i] all come before i."""
 
-    def __init__(self):
-        self.nodes, self._index = [], {}
+    def __init__(self, levels=None):
+        """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not."""
+        self.nodes, self._index, self._level = [], {}, {}
+        self.levels = None if levels is None else {COUNT: UNIFORM, **levels}
 
     def add(self, op, *args, value=None):
         node = Node(op, args, value)
@@ -92,6 +105,17 @@ class Graph:
 
     def var(self, name):
         return self.add("var", value=name)
+
+    def level(self, i):
+        """UNIFORM, ROW or ELEM. What a row operand gives each column is ELEM here: it differs within a row."""
+        if i not in self._level:
+            node = self.nodes[i]
+            if node.op in ("const", "var"):
+                found = UNIFORM if node.op == "const" else (self.levels or {}).get(node.value, ELEM)
+            else:
+                found = ROW if node.op in REDUCTIONS.values() else max(self.level(a) for a in node.args)
+            self._level[i] = found
+        return self._level[i]
 
     def is_bool(self, i):
         return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
@@ -197,6 +221,10 @@ def _build(graph, tree, env):
 
 
 def _call(graph, name, args, number, condition, env):
+    if graph.levels is not None and (name in ROW_WORDS or (name in REDUCTIONS and len(args) == 1)):
+        return _reduce(graph, name, [number(a) for a in args])
+    if name in ROW_WORDS:
+        raise ExprError(f"calls `{name}`, which this op's family does not have")
     if name not in WORDS and not (name == "act_bwd" and name in env):
         raise ExprError(f"calls `{name}`; the words are: {', '.join(WORDS)}")
     arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
@@ -213,21 +241,70 @@ def _call(graph, name, args, number, condition, env):
     return graph.add(name, *nodes)
 
 
+def _reduce(graph, name, args):
+    if len(args) != 1:
+        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes 1")
+    [a] = args
+    if name == "stop":
+        return graph.add("stop", a)
+    if graph.level(a) < ELEM:
+        raise ExprError(f"calls `{name}` of what is the same for a whole row")
+    if name == "mean":
+        return graph.add("div", graph.add("sum", a), graph.var(COUNT))
+    return graph.add(REDUCTIONS[name], a)
+
+
+def total(graph, i):
+    """The sum of i over a row. What is the same for the row is taken out, and terms are added up apart: a sum of what needs
+    another sum would be another pass over the row."""
+    if graph.level(i) < ELEM:
+        return graph.add("mul", i, graph.var(COUNT))
+    node, row = graph.nodes[i], [graph.level(a) < ELEM for a in graph.nodes[i].args]
+    match node.op, row:
+        case "neg", _:
+            return graph.add("neg", total(graph, node.args[0]))
+        case "add" | "sub", _:
+            return graph.add(node.op, *(total(graph, a) for a in node.args))
+        case "mul", [True, _]:
+            return graph.add("mul", node.args[0], total(graph, node.args[1]))
+        case "mul" | "div", [_, True]:
+            return graph.add(node.op, total(graph, node.args[0]), node.args[1])
+    return graph.add("sum", i)
+
+
+def stages(graph, roots):
+    """{reduction: how many passes over the row must end before its own}, of those that the roots need."""
+    depth, found = {}, {}
+    for i in graph.reachable(roots):
+        before = max((depth[a] for a in graph.nodes[i].args), default=0)
+        if graph.nodes[i].op in REDUCTIONS.values():
+            found[i] = before
+        depth[i] = before + (i in found)
+    return found
+
+
 def gradient(graph, seeds, wrt):
     """Reverse mode. seeds: {output node: node of its incoming gradient}. Returns {node of wrt: gradient or None}.
 
     The adjoint on its way down is a value and the guards of the `where`s it came through. The guards are applied
     last, where the value is used: masking first and multiplying after would give 0 * inf = NaN.
+    A value that is the same for a row gets the sum of what the row's elements give it.
     """
     parts = {}  # node: [(value, guards)]
-    for node, dy in seeds.items():
-        parts.setdefault(node, []).append((dy, ()))
 
     def guarded(value, guards):
         for condition, wanted in reversed(guards):
             zero = graph.const(0)
             value = graph.add("where", condition, *((value, zero) if wanted else (zero, value)))
         return value
+
+    def give(node, value, guards):
+        if graph.levels is not None:
+            if graph.level(node) == UNIFORM:
+                return  # scalars have no gradient
+            if graph.level(node) == ROW and any(graph.level(i) == ELEM for i in (value, *(c for c, _ in guards))):
+                value, guards = total(graph, guarded(value, guards)), ()
+        parts.setdefault(node, []).append((value, guards))
 
     def merge(found):
         """Two parts from the two arms of one where become one part: where(condition, a, b)."""
@@ -243,11 +320,13 @@ def gradient(graph, seeds, wrt):
         found = merge(parts[node])
         if len(found) == 1:
             return found[0]
-        total = guarded(*found[0])
+        merged = guarded(*found[0])
         for part in found[1:]:
-            total = graph.add("add", total, guarded(*part))
-        return total, ()
+            merged = graph.add("add", merged, guarded(*part))
+        return merged, ()
 
+    for node, dy in seeds.items():
+        give(node, dy, ())
     for i in range(max(seeds) if seeds else -1, -1, -1):
         if i not in parts:
             continue
@@ -257,16 +336,16 @@ def gradient(graph, seeds, wrt):
             continue
         if node.op == "where":
             condition, a, b = node.args
-            parts.setdefault(a, []).append((dy, guards + ((condition, True),)))
-            parts.setdefault(b, []).append((dy, guards + ((condition, False),)))
+            give(a, dy, guards + ((condition, True),))
+            give(b, dy, guards + ((condition, False),))
             continue
         names, rules = PRIMITIVES[node.op]
         env = dict(zip(names, node.args), y=i, dy=dy, act_bwd=None)
         for name, arg in zip(names, node.args):
             if name not in rules:
                 raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
-            if graph.nodes[arg].op != "const":
-                parts.setdefault(arg, []).append((parse(graph, rules[name], env), guards))
+            if graph.nodes[arg].op != "const" and rules[name] is not None:
+                give(arg, parse(graph, rules[name], env), guards)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 
 

@@ -310,19 +310,25 @@ class Kernel:
             names_ |= set(act.scalars)
         scalars = [(s, i) for i, s in enumerate(self.scalars + list(act.scalars)) if s in names_]
         results = list(zip([s for s in self.slots if s.role in ("store", "sum")], texts))
-        return TileCode(lines, names_, scalars, results, groups, streams=not (self.sums or self.keeps or self._is_long(act)))
+        return TileCode(lines, names_, scalars, results, groups, self._streams(act))
 
-    def _is_long(self, act):
-        """Whether an element's arithmetic takes longer than its way to memory and back."""
+    def _weight(self, act):
+        """The arithmetic of an element, in exponentials."""
         graph = Graph()
         x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
         roots = [act.build_bwd(graph, x, dy, scalars) if self.bwd else act.build(graph, x, scalars)]
-        return any(g.nodes[i].op in TRANSCENDENTAL for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r))
+        return sum(TRANSCENDENTAL.get(g.nodes[i].op, 0) for g, r in ((graph, roots), (self.graph, self.roots)) for i in g.reachable(r))
 
     def _groups(self, act):
         """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
         where a row's arithmetic would be written out several times, or f16's conversions, which want a loop of their own."""
-        return bool(self.sums) and self.dtype.word != "f16" and not self._is_long(act)
+        return bool(self.sums) and self.dtype.word != "f16" and self._weight(act) == 0
+
+    def _streams(self, act):
+        """Whether C may write results past the caches: not where the arithmetic takes longer than memory (bench/NOTES.md), as
+        float64's always does, which calls libm."""
+        work = self._weight(act) * (8 if self.dtype.compute == "f64" else 1) + self.keeps
+        return work <= sum(s.dtype.size * len(s.parts) for s in self.stores) / 4
 
     @functools.cached_property
     def slots(self):
@@ -667,7 +673,7 @@ class Slot:
 
     def at(self, group):
         """The slot's element: of one tile, or of tile u of a group, in which row values and sums are those of tile 0."""
-        return f"{self.name}[j + u * {self.name}_n]" if group and self.role in ("load", "store") else f"{self.name}[j]"
+        return f"{self.name}[j + u * {self.name}_n]" if group and self.role == "load" else f"{self.name}[j]"
 
     @property
     def staged(self):
@@ -679,14 +685,14 @@ class Slot:
             return f"{self.name}_f[j]"
         return f"kfi_cpu_load_{self.dtype.word}({self.at(group)})" if self.dtype.size == 2 else self.at(group)
 
-    def store(self, text, group=False, streams=False):
+    def store(self, text, group=False):
         if self.role == "sum":
             return f"{self.name}_s += {text}" if group else f"{self.at(group)} += {text}"
         if self.staged and not group:
             return f"{self.name}_f[j] = {text}"
         if self.dtype.word != self.kernel.dtype.compute:
             text = f"kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
-        return f"{f'{self.name}_to[j]' if streams else self.at(group)} = {text}"
+        return f"{f'{self.name}_to[j + u * {self.name}_to_n]' if group else f'{self.name}_to[j]'} = {text}"
 
     @property
     def row(self):

@@ -19,14 +19,14 @@ INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min",
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to) and calls its own temporaries (t0, row0).
-DERIVED = re.compile(r".*_(?:[vfnsj]|to)\Z|(t|row)\d+\Z")
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past) and calls its own temporaries (t0, row0).
+DERIVED = re.compile(r".*_(?:[vfnsj]|to|past)\Z|(t|row)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
     "act", "act_bwd", "ahead", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
     "i", "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
-    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "piece", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed",
+    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed",
     "shared", "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
     "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
     "words", "workspace", "workspace_bytes",

@@ -222,8 +222,8 @@ BROKEN = {
         "kf/core/stream.h", r"\(char \*\)to \+ i\)",
         "(char *)to + i + 64 * (i >= 128))", ("kf_cpu_add_f32", "kf_cpu_relu_bf16",)),
     "streamed: inputs stay where they are": (
-        "kf/ops/add.h", r"( +)a \+= piece;",
-        r"\1a += piece / 2;", ("kf_cpu_add_f32",)),
+        "kf/ops/add.h", r"( +)a \+= KFI_PART;",
+        r"\1a += KFI_PART / 2;", ("kf_cpu_add_f32",)),
     "bf16 by truncation": (
         "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),

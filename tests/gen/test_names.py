@@ -139,7 +139,7 @@ def test_reserved_words_are_complete(tmp_path, ext):
     if ext == ".cuh":
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
-    own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to")} | set(spec.load().ops["axpby_{act}"].scalars) | {
+    own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
     assert {w for w in found - own - IGNORED if spec.usable(w)} == set()
 

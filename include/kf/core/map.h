@@ -28,8 +28,7 @@ typedef struct {
     void *p[KFI_SLOTS];     /* of the first tile; */
     kf_i64 step[KFI_SLOTS]; /* the next one's lie so many elements behind */
     int tiles;              /* any number; of a group KFI_GROUP or 1 */
-    unsigned stream;        /* bit k: what p[k] points at goes past the caches (never of a group, and where arithmetic takes longer */
-                            /* than memory the function need not do so) */
+    unsigned stream;        /* bit k: what p[k] points at goes past the caches */
     int stores;             /* some tensor is written, not sums alone */
     const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
     const uint16_t *keep[KFI_GROUP]; /* dropout: random words of each tile; those from keep_from on are kept */
@@ -37,6 +36,8 @@ typedef struct {
     double keep_scale;
 } kfi_tile;
 typedef void (*kfi_tile_fn)(const kfi_tile *t);
+/* Whether a tile function streams what slot k points at, by way of a buffer of its own. */
+KFI_INLINE int kfi_is_streamed(const kfi_tile *t, int k) { return KFI_STREAMS && (t->stream >> k & 1u); }
 
 /* What stands behind t->p[k]: an operand (its index), or a row value that is derived from row operands. */
 enum { KFI_SLOT_LOAD, KFI_SLOT_STORE, KFI_SLOT_ROW, KFI_SLOT_DERIVED, KFI_SLOT_SUM };
@@ -548,7 +549,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->rows = rows;
     m->cols = is_channel && !m->plane ? channels : cols;
     if (m->elements == 0) m->rows = 0;
-    m->stream = m->sums ? 0 : kfi_streams(m); /* groups of rows for sums do not stream */
+    m->stream = kfi_streams(m);
     const kf_i64 units = m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : m->rows;
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
     /* Reduced gradients: as many parts as the workspace was asked for. Otherwise chunks of a fixed size. */

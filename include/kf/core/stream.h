@@ -9,9 +9,9 @@
 #include <string.h>
 
 #include "kf/core/config.h"
+#include "kf/core/tile.h"
 
-#define KFI_LINE 64          /* bytes of a cache line: what is streamed begins with one */
-#define KFI_STREAM_PIECE 128 /* elements that are computed, then streamed: so few that the processor goes on computing meanwhile */
+#define KFI_LINE 64 /* bytes of a cache line: what is streamed begins with one */
 
 /* Vectors of 32 bytes at least: 16 at a time were slower than ordinary stores (bench/NOTES.md). */
 #if defined(__AVX__) && defined(__GNUC__) && !defined(__CUDACC__)
@@ -48,10 +48,21 @@ KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes) { memcpy(to
 KFI_HOST void kfi_stream_end(void) {}
 #endif
 
-#if defined(__GNUC__)
-#define KFI_STREAM_BUFFER(type, name) __attribute__((aligned(KFI_LINE))) type name[KFI_STREAM_PIECE]
+/* Elements of a tile that are computed at a time: so few that the processor goes on computing while they are streamed. */
+#define KFI_PART (KFI_STREAMS ? 128 : KFI_TILE)
+
+/* Hides from the compiler where a pointer points, so that it does not write a loop twice, for either target: it may swap the
+   operands of a product in one of them, and with them the sign of a NaN. */
+#if KFI_STREAMS
+#define KFI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
 #else
-#define KFI_STREAM_BUFFER(type, name) type name[KFI_STREAM_PIECE]
+#define KFI_OPAQUE(pointer) (void)(pointer)
+#endif
+
+#if defined(__GNUC__)
+#define KFI_STREAM_BUFFER(type, name, pieces) __attribute__((aligned(KFI_LINE))) type name[(pieces) * KFI_PART]
+#else
+#define KFI_STREAM_BUFFER(type, name, pieces) type name[(pieces) * KFI_PART]
 #endif
 
 #endif

@@ -32,7 +32,7 @@
 #endif
 
 /* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it (bench/NOTES.md), and for
-   f16 there are instructions, which gcc does not use by itself. n: a multiple of KFI_STREAM_PIECE. */
+   f16 there are instructions, which gcc does not use by itself. n: whole vectors. */
 #if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 typedef float kfi_8_floats __attribute__((vector_size(32)));
 typedef short kfi_8_halves __attribute__((vector_size(16)));
