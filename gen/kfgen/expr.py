@@ -56,6 +56,7 @@ PRIMITIVES = {
     "not": ("a", {}),
 }
 REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls them, of one argument
+OVER_ROWS = {"stop", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
 COUNT = "count"  # elements of a row
@@ -66,8 +67,8 @@ ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid"), 1)
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
-ROW_WORDS = ["mean", "stop", "sum"]
-WORDS = sorted(set(PRIMITIVES) - BOOLEAN - {"add", "sub", "mul", "div", "neg", "act_bwd", "rowmax", "rowmin", *ROW_WORDS}) + ["dropout"]
+WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
+ROW_WORDS = ["mean", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 

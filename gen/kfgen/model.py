@@ -692,7 +692,8 @@ class Slot:
             return f"{self.name}_f[j] = {text}"
         if self.dtype.word != self.kernel.dtype.compute:
             text = f"kfi_cpu_cast_{self.kernel.dtype.compute}_{self.dtype.word}({text})"
-        return f"{f'{self.name}_to[j + u * {self.name}_to_n]' if group else f'{self.name}_to[j]'} = {text}"
+        target = f"{self.name}_to[j + u * {self.name}_to_n]" if group else f"{self.name}_to[j]"
+        return f"{target} = {text}"
 
     @property
     def row(self):

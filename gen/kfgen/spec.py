@@ -7,7 +7,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 
-from kfgen.expr import BOOLEAN, PRIMITIVES, REDUCTIONS, ExprError, Graph, gradient, parse, substitute
+from kfgen.expr import BOOLEAN, OVER_ROWS, PRIMITIVES, ExprError, Graph, gradient, parse, substitute
 from kfgen.paths import SPECS
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
@@ -37,7 +37,7 @@ RESERVED = {
     "requires", "restrict", "short", "signed", "sizeof", "static", "stderr", "stdin", "stdout", "struct", "switch", "template", "this", "throw",
     "true", "false", "typedef", "typeid", "typename", "typeof", "uint8_t", "uint16_t", "union", "unix", "linux", "unsigned", "using", "virtual",
     "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
-} | set(keyword.kwlist) | (set(PRIMITIVES) - {"stop", *REDUCTIONS.values()}) | {"dropout"}
+} | set(keyword.kwlist) | (set(PRIMITIVES) - OVER_ROWS) | {"dropout"}
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
 

@@ -10,8 +10,7 @@
 #include "kf/core/config.h"
 #include "kf/core/math.h"
 
-/* Elements. With half as many gcc writes out the whole loop, its loads in no order, and some functions of 2-byte tensors that do not
-   begin with a page took 1.4 to 1.7 times as long (bench/NOTES.md). */
+/* Elements that a walk aims pointers at. What is computed at a time is KFI_PART of them (core/stream.h). */
 #define KFI_TILE 512
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
