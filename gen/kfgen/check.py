@@ -8,9 +8,9 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import model, oracle
+from kfgen import model, oracle, row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, substitute
+from kfgen.expr import COUNT, KEEP, KEEP_SCALE, ExprError, Graph, parse, substitute
 from kfgen.spec import op_graph
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
@@ -204,6 +204,10 @@ def _inlined(op, act):
 
 
 def _op(op, act, failures):
+    (_row_op if op.family == "row" else _map_op)(op, act, failures)
+
+
+def _map_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
     graph, outputs, gradients = _inlined(op, act)
     rng = np.random.default_rng(11)
@@ -246,3 +250,54 @@ def _op(op, act, failures):
         exact = sum((DY + k) * np.broadcast_to(duals[out].tangents.get(name, 0.0), x.shape) for k, out in enumerate(outputs))
         _compare(failures, place, f"gradient for {name} against the derivative of ref", kept, got[smooth], exact[smooth],
                  1e-9 * np.abs(exact[smooth]) + 1e-11)
+
+
+# ---- ops over rows -----------------------------------------------------------------------------------------------
+
+ROWS, COLS = 6, 11
+SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1)}
+
+
+def _row_op(op, act, failures):
+    place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
+    rng = np.random.default_rng(11)
+    scalars = op.scalars | act.scalars
+    inputs = {o.name: rng.standard_normal(SHAPES[o.kind]) for o in op.operands}
+    inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
+
+    def reference(at):
+        try:
+            return row_oracle.reference(op, act, at, scalars)
+        except Exception as e:  # the reference is a text of the user's
+            raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
+
+    def results(bwd, env):
+        kernel = rows.RowKernel(op, ("f64",), bwd)
+        graph, roots = row_oracle.inlined(kernel, act)
+        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | {COUNT: np.float64(COLS)}, np, sp)))
+
+    tapes, leaves = reference(inputs)
+    found = results(False, inputs)
+    for name, tape in tapes.items():
+        want = np.broadcast_to(tape.value, np.shape(found[name]))
+        points = {n: np.broadcast_to(v[..., :want.shape[-1]], want.shape) for n, v in inputs.items()}
+        _compare(failures, place, f"expr of {name} against its ref", points, found[name], want, 1e-9 * np.abs(want) + 1e-11)
+    douts = {n: rng.standard_normal(np.shape(found[n])) for n in tapes}
+    exact = row_oracle.gradients(tapes, leaves, douts)
+    got = results(True, inputs | found | {f"d{n}": d for n, d in douts.items()})
+    for o in op.operands:
+        if not o.grad:
+            continue
+        want = exact[o.name]
+        value = np.broadcast_to(got[f"d{o.name}"], (ROWS, 1 if o.kind == "per_row" else COLS))
+        value = value.sum(0) if o.kind == "row" else value
+        points = {o.name: inputs[o.name]}
+        _compare(failures, place, f"gradient for {o.name} against the derivative of ref", points, value, want, 1e-9 * np.abs(want) + 1e-11)
+        # Along a direction, by differences of the reference: what the two derivatives might have in common.
+        way, near = rng.standard_normal(inputs[o.name].shape), []
+        for step in (1e-5, -1e-5):
+            moved, _ = reference(inputs | {o.name: inputs[o.name] + step * way})
+            near.append(sum((moved[n].value * d).sum() for n, d in douts.items()))
+        slope = np.array([(near[0] - near[1]) / 2e-5])
+        _compare(failures, place, f"gradient for {o.name} against finite differences of ref", {"step": slope}, np.array([(value * way).sum()]), slope,
+                 1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum())

@@ -60,7 +60,7 @@ def _write(graph, roots):
 # ---- operands ----------------------------------------------------------------------------------------------------
 
 def shape(k, stream):
-    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"]}.get(stream.kind, k.sizes)
+    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": ["rows"]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 
@@ -77,6 +77,8 @@ def nullable(k, stream):
         return "" if stream.required else "skipped if NULL"
     if stream.reads == "never":
         return "not read, may be NULL"
+    if stream.absent is not None:
+        return f"NULL stands for {stream.absent:g}"
     if stream.reads == "act":
         unread = [a.name for a in k.acts if not k.reads(stream, a)]
         return f"may be NULL for activation {', '.join(unread)}" if unread else ""
@@ -138,7 +140,7 @@ def workspace(k):
 # ---- the comment -------------------------------------------------------------------------------------------------
 
 def lines(kernel):
-    """At most 14 lines, for a C comment."""
+    """At most 16 lines, for a C comment."""
     k = kernel
     found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if len(found) > 4:

@@ -157,8 +157,8 @@ def evaluate(graph, roots, env, np, sp):
         "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327, "gelu": lambda a: a * sp.ndtr(a),
         "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327, "where": np.where,
         "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
-        "sum": lambda a: np.sum(a, axis=-1, keepdims=True), "rowmax": lambda a: np.max(a, axis=-1, keepdims=True),
-        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True), "stop": lambda a: a,
+        "sum": lambda a: np.sum(a, axis=-1, keepdims=True), "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
+        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a,
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}
     with np.errstate(all="ignore"):

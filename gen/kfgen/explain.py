@@ -35,7 +35,9 @@ def shown(path):
 
 def code(kernel, act, cpu):
     """The lines that one element costs, as they stand in the generated code, and the activation's function."""
-    if cpu:
+    if kernel.family == "row":
+        lines = (kernel.cpu(act) if cpu else kernel.cuda).listing()
+    elif cpu:
         tile = kernel.cpu(act)
         lines = [*kernel.cpu_rows[0], *(f"{n}_j = {t};" for n, t in kernel.cpu_rows[1]), *tile.lines, *(f"{s.store(t)};" for s, t in tile.results)]
     else:

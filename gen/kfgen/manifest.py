@@ -11,7 +11,7 @@ def tensor(k, stream, act):
     unread = stream.role == "in" and not k.reads(stream, act)
     return {
         "name": stream.name, "role": stream.role, "kind": stream.kind, "dtype": stream.dtype.word,
-        "nullable": unread or not stream.required, "unread": unread, "same_as": stream.same_as,
+        "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "same_as": stream.same_as,
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
 

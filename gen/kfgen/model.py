@@ -42,7 +42,7 @@ DTYPE = {
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-ROWS = ("row", "channel")
+ROWS = ("row", "channel", "per_row")  # what is smaller than the result
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Stream:
     """One tensor argument of a kernel."""
 
     name: str
-    kind: str  # elem, half, row, channel
+    kind: str  # elem, half, row, channel, per_row
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
     parts: tuple  # the names expressions use, two for "half"
@@ -58,6 +58,7 @@ class Stream:
     same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
     required: bool = True  # forward arguments; gradients may be NULL
+    absent: float | None = None  # of inputs that may be NULL: the value that stands for them
 
     @property
     def ctype(self):
@@ -585,12 +586,12 @@ class Kernel:
     def tensor_codes(self, reads):
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
-        kinds = {"elem": 0, "half": 1, "row": 2, "pair": 3}  # and the flags of core/check.h
-        out, nullable, unread = 4, 8, 16
+        kinds = {"elem": 0, "half": 1, "row": 2, "pair": 3, "per_row": 4}  # and the flags of core/check.h
+        out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):
             uses = {"in": 0, "act": 0 if reads else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
-                    "out": out, "optional": out | nullable}
+                    "absent": nullable, "act_absent": nullable | (0 if reads else unread), "out": out, "optional": out | nullable}
             return '"' + "".join(f"{size}{chr(ord('0') + (kinds[kind] | uses[use]))}{twin}" for _, size, kind, use, twin in self.tensors) + '"'
 
         def chosen(name, asked, of):
@@ -614,10 +615,16 @@ def bwd_reads_x(act):
     return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
 
 
+FAMILIES = {"map": Kernel}  # and those that register themselves: rows.py
+
+
 def dtype_tuples(op, dtypes):
     if op.types == "pairs":
         return [(a, b) for a in DTYPES for b in DTYPES if a != b and a in dtypes and b in dtypes]
-    return [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
+    found = [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
+    if op.types == "weights" and "f32" in dtypes:
+        found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
+    return found
 
 
 def kernels(op, dtypes=DTYPES):
@@ -627,7 +634,7 @@ def kernels(op, dtypes=DTYPES):
         for bwd in (False, True):
             if bwd and (op.types == "pairs" or ds[0] in INT_DTYPES):
                 continue
-            kernel = Kernel(op, ds, bwd)
+            kernel = FAMILIES[op.family](op, ds, bwd)
             if kernel.acts:
                 found.append(kernel)
     return found
@@ -749,3 +756,6 @@ class ActCode:
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
         lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
         return lines, text, graph.variables([root])
+
+
+import kfgen.rows  # noqa: E402, F401 (registers its family; it needs what stands above)

@@ -124,7 +124,7 @@ EXPANSIONS = {"gelu": "a * normcdf(a)", "gelu_bwd": "normcdf(a) + a * normpdf(a)
 
 
 def expand(source, roots):
-    target, new = Graph(), {}
+    target, new = Graph(source.levels), {}
     for i in source.reachable(roots):
         node = source.nodes[i]
         args = [new[a] for a in node.args]

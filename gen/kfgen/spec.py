@@ -7,20 +7,22 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 
-from kfgen.expr import BOOLEAN, OVER_ROWS, PRIMITIVES, ExprError, Graph, gradient, parse, substitute
+from kfgen.expr import BOOLEAN, COUNT, OVER_ROWS, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
 from kfgen.paths import SPECS
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
-OPERAND_KINDS = ("elem", "row", "channel", "half")
+# Of each family, the kinds of its operands. row: one value per column; per_row: one per row.
+FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row")}
 USER_ID = 1024  # the first id of users' own activations
 INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past) and calls its own temporaries (t0, row0).
-DERIVED = re.compile(r".*_(?:[vfnsj]|to|past)\Z|(t|row)\d+\Z")
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p) and calls its own
+# temporaries (t0, row0).
+DERIVED = re.compile(r".*_(?:[vfnsjitap]|to|past)\Z|(t|row)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
@@ -95,6 +97,7 @@ class Operand:
     grad: bool = True
     parts: tuple = ()  # the names of the two halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
+    absent: float | None = None  # the value of every element if the pointer is NULL; None: it may not be
 
     @property
     def values(self):
@@ -117,6 +120,9 @@ class Op:
     since: str
     file: str
     builtin: bool
+    family: str = "map"
+    saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
 
     @property
@@ -287,8 +293,11 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("name", f"`{pattern}` is not a pattern", "use lower-case words joined by underscores, one of them may be {act}")
     if pattern in spec.ops:
         raise f.error("name", f"`{pattern}` is already defined in {spec.ops[pattern].file}", "choose another name")
+    family = f.get("family", str, "map", what='"map" or "row"')
+    if family not in FAMILIES:
+        raise f.error("family", f"is {family!r}", f"the families are: {', '.join(FAMILIES)}")
     scalars = _scalars(f)
-    operands = _operands(f, scalars)
+    operands = _operands(f, scalars, family)
     outputs, refs = {}, {}
     expr = f.get("expr", str, what='"an expression of the operands"')
     ref = f.get("ref", str, what='"the same in NumPy"')
@@ -306,45 +315,71 @@ def _load_op(spec, file, pattern, f, builtin):
         f.oracle("ref" if expr is not None else "refs", refs[name])
         if expr is None and (not (name == "out" or usable(name)) or name in scalars or any(name in (o.name, *o.values) for o in operands)):
             raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
-    plain = {*scalars, *outputs, *(n for o in operands for n in (o.name, *o.values))}
+    saved, grads = _row_fields(f, family, {*scalars, *outputs}, operands)
+    plain = {*scalars, *outputs, *saved, *(n for o in operands for n in (o.name, *o.values))}
     for name in sorted(plain & {f"d{n}" for n in plain}):
         raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
-        pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs,
+        pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs, family=family,
+        saved=saved, grads=grads,
         brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),
         without=tuple(f.get("without", list, [], what='["none"]')),
-        types=f.get("types", str, "one", what='"one" or "pairs"'),
+        types=f.get("types", str, "one", what='"one", "pairs" or "weights"'),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
-    f.get("family", str, "map", what='"map"')
     f.done()
     if not all(isinstance(name, str) for name in op.without):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
-    if op.types not in ("one", "pairs"):
-        raise f.error("types", f"is {op.types!r}", 'write "one" or "pairs"')
+    if op.types not in ("one", "pairs", "weights"):
+        raise f.error("types", f"is {op.types!r}", 'write "one", "pairs" or "weights"')
+    if (op.types == "weights") != any(o.dtype == "U" for o in operands):
+        raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, a "row" has dtype = "U"')
     spec.ops[pattern] = op
 
 
-def _operands(f, scalars):
+def _row_fields(f, family, taken, operands):
+    """What ops over rows have beside the others: (saved, grads)."""
+    saved = f.get("saved", dict, {}, what='{ rstd = "an expression that is the same for a row" }')
+    grads = f.get("grads", dict, {}, what='{ x = "an expression of the operands, the results and their gradients" }')
+    if family != "row" and (saved or grads):
+        raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
+    names = taken | {n for o in operands for n in (o.name, *o.values)}
+    if family == "row" and COUNT in {*names, *saved}:
+        raise f.error("operands", f"the name `{COUNT}` cannot be used", UNUSABLE)
+    for name, text in saved.items():
+        if not isinstance(text, str) or not usable(name) or name in names:
+            raise f.error("saved", f"`{name}` cannot be used", UNUSABLE)
+    wanted = [o.name for o in operands if o.grad]
+    for name, text in grads.items():
+        if not isinstance(text, str) or name not in wanted:
+            raise f.error("grads", f"`{name}` is no operand with a gradient", f"those are: {', '.join(wanted) or 'none'}")
+    return saved, grads
+
+
+def _operands(f, scalars, family):
     table = f.get("operands", dict, required=True, what='{ x = "elem", ... }')
     operands, names = [], set(scalars)
     for name, value in table.items():
         value = {"kind": value} if isinstance(value, str) else value
-        if not isinstance(value, dict) or value.get("kind") not in OPERAND_KINDS:
-            raise f.error("operands", f"{name} is {value!r}", f"give it a kind: {', '.join(OPERAND_KINDS)}")
-        unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive"}
+        if not isinstance(value, dict) or value.get("kind") not in FAMILIES[family]:
+            raise f.error("operands", f"{name} is {value!r}", f"give it a kind: {', '.join(FAMILIES[family])}")
+        unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive", "absent"}
         if unknown:
-            raise f.error("operands", f"{name} has the unknown property {sorted(unknown)[0]!r}", "use kind, dtype, grad, parts, positive")
+            raise f.error("operands", f"{name} has the unknown property {sorted(unknown)[0]!r}", "use kind, dtype, grad, parts, positive, absent")
         parts, flags = value.get("parts", []), {p: value.get(p, p == "grad") for p in ("grad", "positive")}
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
             raise f.error("operands", f"{name} has parts {parts!r}", 'write parts = ["first", "second"]')
         for p, flag in flags.items():
             if not isinstance(flag, bool):
                 raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
-        operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), **flags)
-        if operand.dtype not in ("T", "acc") or (operand.dtype == "acc" and operand.kind in ("elem", "half")):
-            raise f.error("operands", f"{name} has dtype {operand.dtype!r}", 'use "T"; rows and channels may be "acc"')
+        absent = value.get("absent")
+        if absent is not None and (family != "row" or value["kind"] != "row" or isinstance(absent, bool) or not isinstance(absent, (int, float))):
+            raise f.error("operands", f"{name} has absent = {absent!r}", 'a "row" of an op over rows may be absent: absent = 1, its value then')
+        operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
+        others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()
+        if operand.dtype not in ("T", *others):
+            raise f.error("operands", f"{name} has dtype {operand.dtype!r}", 'use "T"; rows and channels may be "acc", those of ops over rows "U"')
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
         for n in {operand.name, *operand.values}:
@@ -385,20 +420,42 @@ def _check_scalars(op, act):
 
 
 def op_graph(op):
-    """The op's graph: (graph, {name: node} of what it reads, {output: node})."""
-    graph = Graph()
+    """The op's graph: (graph, {name: node} of what it reads and of what is saved, {output: node})."""
+    levels = {o.name: ROW for o in op.operands if o.kind == "per_row"} | dict.fromkeys(op.scalars, UNIFORM)
+    graph = Graph(levels if op.family == "row" else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     env |= {name: graph.var(name) for name in op.scalars}
-    extra = {"dropout": None} | ({"act": None} if op.has_act else {})
+    for name, text in op.saved.items():
+        env[name] = parse(graph, text, env)
+    extra = ({"dropout": None} if op.family == "map" else {}) | ({"act": None} if op.has_act else {})
     return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
 
 
+def op_gradients(op, graph, env, outputs):
+    """{value of an operand: node of its gradient, None if it has none}. Adds to the graph: the results' gradients d<output>, and
+    for closed forms the results themselves, as variables."""
+    douts = {name: graph.var(f"d{name}") for name in outputs}
+    if graph.levels is not None:
+        graph.levels |= {name: graph.level(outputs[name[1:]]) for name in (f"d{o}" for o in outputs)}
+        graph.levels |= {name: graph.level(node) for name, node in outputs.items()}
+    wanted = [v for o in op.operands if o.grad for v in o.values]
+    derived = [v for v in wanted if v not in op.grads]
+    found = gradient(graph, {outputs[n]: douts[n] for n in outputs}, [env[v] for v in derived]) if derived else {}
+    names = {**env, **{n: graph.var(n) for n in outputs}, **{f"d{n}": d for n, d in douts.items()}, "act_bwd": None}
+    return {v: parse(graph, op.grads[v], names) if v in op.grads else found[env[v]] for v in wanted}
+
+
 def _check_expressions(op):
+    field_ = "expr"
     try:
-        graph, _, outputs = op_graph(op)
+        graph, env, outputs = op_graph(op)
+        if op.family == "row":
+            _check_rows(op, graph, env, outputs)
+            field_ = "grads"
+            op_gradients(op, *op_graph(op))
     except ExprError as e:
-        raise SpecError(op.file, f"op.{op.pattern}", "expr", str(e), "see the expression language in docs/hacking.md") from None
-    used = graph.variables(outputs.values())
+        raise SpecError(op.file, f"op.{op.pattern}", field_, str(e), "see the expression language in docs/hacking.md") from None
+    used = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
     for o in op.operands:
         if not used & set(o.values):
             raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
@@ -406,8 +463,26 @@ def _check_expressions(op):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
     if op.ints:
         _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
-        if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands):
-            raise SpecError(op.file, f"op.{op.pattern}", "ints", "needs elem operands alone, without scalars and dropout", "drop ints")
+        if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands) or op.family == "row":
+            raise SpecError(op.file, f"op.{op.pattern}", "ints", "needs elem operands alone, without scalars, dropout and rows", "drop ints")
+
+
+def _check_rows(op, graph, env, outputs):
+    def wrong(field_, problem, fix):
+        return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
+
+    if not any(o.kind == "elem" for o in op.operands):
+        raise wrong("operands", 'has no "elem"', "a row is a row of one of them")
+    if op.types == "pairs":
+        raise wrong("types", f"is {op.types!r}", "ops over rows have one dtype")
+    for name in op.saved:
+        if graph.level(env[name]) != ROW:
+            raise wrong("saved", f"`{name}` is not the same for a row, or for all of them", "save sums and what is made of them")
+    for name, node in outputs.items():
+        if graph.level(node) == UNIFORM:
+            raise wrong("expr", f"`{name}` reads no tensor", "write an expression of the operands")
+    if not stages(graph, [*outputs.values(), *(env[n] for n in op.saved)]):
+        raise wrong("expr", "reduces nothing over a row", 'leave out family = "row"')
 
 
 def _check_ints(graph, roots, file, entry):

@@ -2,6 +2,7 @@
 """Every function of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py: in three
 orders of blocks and threads, whose results must be the same to the bit (emulator.RUNS)."""
 
+import cases
 import checks
 import emulator
 import numeric
@@ -32,7 +33,7 @@ def memory(emu):
 def test_numbers(lib, emu, memory, f):
     emu.forget()
     numeric.numbers(lib, memory, f)
-    assert emu.missing() == [], "kernels that no shape reaches"
+    assert not cases.whole_table(f) or emu.missing() == [], "kernels that no shape reaches"
 
 
 @numeric.each(numeric.SKIPPED, "name")

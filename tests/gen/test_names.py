@@ -59,13 +59,17 @@ def test_signatures(line):
     assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
 
 
+WEIGHTS = "with float32 weights"
 # op: (activations, whether none is one, dtypes of the forward, gradients)
 FAMILY = {
     "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
     "div_{act}": (18, True, 4, True), "maximum_{act}": (18, True, 6, True), "minimum_{act}": (18, True, 6, True), "axpby_{act}": (18, True, 4, True),
     "bias_{act}": (18, True, 4, True), "bias_{act}_add": (18, True, 4, True), "{act}_scale": (18, True, 4, True), "prelu_bias": (0, True, 4, True),
     "{act}_mul": (18, False, 4, True), "{act}_glu": (18, False, 4, True), "batch_norm_{act}": (18, True, 4, True),
-    "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True)}
+    "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
+    # Weights may be float32 beside 2-byte tensors.
+    "layer_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
+    "log_softmax": (0, True, 4, True)}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
@@ -74,6 +78,8 @@ def test_every_function_of_the_family(pattern):
     count, none, dtypes, bwd = FAMILY[pattern]
     words = list(ACTIVATIONS[:count]) + ["none"] * none
     want = {names.function(pattern, w, (d,), b, s) for w in words for d in FLOATS for b in (False, bwd) for s in (False, "dropout" in pattern)}
+    if dtypes == WEIGHTS:
+        want |= {names.function(pattern, w, (d, "f32"), b) for w in words for d in ("f16", "bf16") for b in (False, bwd)}
     if dtypes == 6:
         want |= {names.function(pattern, w, (d,)) for w in ("none", "relu") for d in INTS}
     assert {f["name"] for f in MANIFEST["functions"] if f["op"] == pattern} == want

@@ -9,6 +9,7 @@ import ctypes
 import functools
 
 import numpy as np
+import row_checks
 from kfgen import model, oracle
 from kfgen.spec import load
 
@@ -129,8 +130,8 @@ def shape_of(sizes, kind):
     """The array shape of an operand for sizes n | rows, cols | outer, channels, inner."""
     if kind == "half":
         return (sizes[0], 2 * sizes[1])
-    if kind in ("row", "channel"):
-        return (sizes[1],)
+    if kind in ("row", "channel", "per_row"):
+        return (sizes[kind != "per_row"],)
     return tuple(sizes)
 
 
@@ -206,13 +207,16 @@ class Layout:
         self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"
         rng = np.random.default_rng([seed, *self.sizes, len(f["name"])])
         self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
+        self.rows = f["family"] == "row"
+        self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
+        self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
         alias = dict(inplace)
         self.data, self.place, at = {}, {}, GUARD
         for k, (name, a) in enumerate(self.tensors.items()):
             shape = shape_of(sizes, a["kind"])
             if a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
-                array = draw(rng, shape, a["dtype"], mode, a["positive"])
+                array = row_checks.draw(rng, shape, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
             else:
                 array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
             self.data[name] = array
@@ -221,6 +225,8 @@ class Layout:
             own = shift[k % len(shift)] if isinstance(shift, tuple) else shift
             self.place[name] = -(-at // 64) * 64 + own * array.itemsize
             at = self.place[name] + array.nbytes + GUARD
+        if self.rows:
+            row_checks.fill(self)
         self.workspace = lib.workspace_bytes(f, list(sizes))
         self.place[":workspace"] = -(-at // 64) * 64
         at = self.place[":workspace"] + self.workspace + GUARD
@@ -231,8 +237,6 @@ class Layout:
         for name, array in self.data.items():
             if name not in alias:
                 self.image[self.place[name]:self.place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-        self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
-        self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
         self.set_philox(int(rng.integers(2**63)), int(rng.integers(2**40)))
 
     def set_philox(self, seed, offset):
@@ -273,6 +277,8 @@ class Layout:
             raise Failure(f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
 
     def check(self, got, weights=None):
+        if self.rows:
+            return row_checks.check(self, got, weights)
         check(self.f, self.kernel, self.act, self.sizes, self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,
               self.scalar_type, self.files, weights)
 

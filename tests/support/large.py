@@ -9,6 +9,7 @@ A period is no divisor of a power of two.
 
 import checks
 import numpy as np
+import robust
 from checks import Failure
 
 BOUNDARY = 2**31
@@ -26,7 +27,7 @@ def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
     """The two pieces below each other, `tiles` times: run, compared with the oracle."""
     call = checks.Layout(lib, f, (2 * rows * tiles, *rest), seed=9, drop=drop, p=p)
     for name, a in call.tensors.items():
-        if a["kind"] in ("elem", "half") and a["role"] == "in":
+        if robust.batch_axis(a) and a["role"] == "in":
             one = call.data[name][:2 * rows]
             call.put(name, np.tile(one, (tiles, *[1] * (one.ndim - 1))))
     gpu.upload(call.image)
@@ -77,9 +78,9 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
     given |= dict(zip(f["sizes"], sizes))
     try:
         for name, a in call.tensors.items():
-            if a["kind"] not in ("elem", "half") or given[name] is None:
+            if not robust.batch_axis(a) or given[name] is None:
                 continue
-            item, width = call.data[name].itemsize, row * (2 if a["kind"] == "half" else 1)
+            item, width = call.data[name].itemsize, {"half": 2 * row, "per_row": 1}.get(a["kind"], row)
             count = (first + behind) * width
             at = gpu.malloc(count * item + GUARD)
             owned.append(at)

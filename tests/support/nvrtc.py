@@ -5,6 +5,7 @@ import ctypes
 import re
 import time
 
+import cases
 import toolkit
 from kfgen import names, source
 
@@ -16,8 +17,12 @@ class NvrtcError(Exception):
 
 
 def kernels_of(kernel):
-    """The name expressions of all instances that the launchers of one kernel of the model choose from, sums' second stage too."""
-    found = [n for launcher in kernel.launchers for n in source.kernel_names(launcher)]
+    """The name expressions of the instances that the launchers of one kernel of the model choose from, sums' second stage too. Of
+    activations in a family whose instances take long to compile, the first instance."""
+    found = []
+    for launcher in kernel.launchers:
+        names_ = source.kernel_names(launcher)
+        found += names_ if cases.whole_table({"family": kernel.family, "activation": launcher.act.name}) else names_[:1]
     if kernel.sums:
         found += re.findall(r"kfk_\w+<[^>]*>", kernel.sum_kernels)
     return list(dict.fromkeys(found))

@@ -152,7 +152,7 @@ def chained(gpu, lib, f, sizes, times=6):
 
 def batch_axis(a):
     """Whether a tensor has the axis that rows are counted along."""
-    return a["kind"] in ("elem", "half")
+    return a["kind"] in ("elem", "half", "per_row")
 
 
 def alone(gpu, lib, f, sizes, shift):

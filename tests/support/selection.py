@@ -11,7 +11,7 @@ def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
     for f in kflib.manifest()["functions"]:
         if f["activation"] in activations and f["dtypes"][0] in dtypes:
             halves = any(a.get("kind") == "half" for a in f["arguments"])
-            found[len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves] = f
+            found[f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves] = f
     return list(found.values())
 
 

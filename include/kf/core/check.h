@@ -11,8 +11,9 @@
 #include "kf/core/dtype.h"
 #include "kf/core/result.h"
 
-/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_KIND = 3, KFI_OUT = 4, KFI_NULLABLE = 8, KFI_UNREAD = 16 };
+/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
+   (per_row). */
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
     const void *ptr;
@@ -76,7 +77,7 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
     const int same = (out->ptr == other->ptr) & (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
     const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
-    const int in_place = (out->flags & KFI_KIND) != KFI_ROW; /* every element is read before it is written, by the same thread */
+    const int in_place = (out->flags & KFI_KIND) < KFI_ROW; /* every element is read before it is written, by the same thread */
     return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(same & (other->flags & KFI_OUT ? twins : in_place));
 }
 
@@ -85,18 +86,20 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
 {
     const char *code = arguments->codes;
     all->bits = 0;
+    all->count = 0;
     for (int i = 0; *code; ++i, code += 3) {
         kfi_operand *o = &all->of[i];
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
-        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : s->channels > 0 ? width : s->cols;
+        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : kind == KFI_PER_ROW ? s->rows
+                                : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->twin = code[2] - '0';
         o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
         all->count = i + 1;
-        all->bits |= kind == KFI_PAIR ? 0 : (uintptr_t)o->ptr;
+        all->bits |= kind >= KFI_PAIR ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
                             (long long)elements);

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops over rows on a GPU: each launcher beside a copy of as many bytes and torch.compile, in the same rounds.
+
+    python3 bench/rows.py --out bench/results/h200/rows.json
+
+Tensors of 256 MiB evict themselves from the L2 cache. A result is compared with float64 on its first rows before it is timed;
+the tests compare all of them. Times are medians.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
+
+import kflib  # noqa: E402
+import torch  # noqa: E402
+import torch._functorch.config  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+torch._functorch.config.donated_buffer = False  # the compiled backward runs many times over one forward
+
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+COLS = (128, 1024, 4096, 8192, 16384, 65536)
+MIB, EPS, ROWS = 256, 1e-5, 64
+FORWARD = {
+    "softmax": lambda t: F.softmax(t["x"], -1), "log_softmax": lambda t: F.log_softmax(t["x"], -1),
+    "rms_norm_{act}": lambda t: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], EPS),
+    "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS)}
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--out", type=pathlib.Path)
+    p.add_argument("--cols", type=int, nargs="*", default=COLS)
+    p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    p.add_argument("--compile", type=int, nargs="*", default=(1024, 4096, 16384), help="columns for which torch.compile is timed")
+    p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench/rows")
+    return p.parse_args()
+
+
+def median_us(calls, rounds=7, repeat=4):
+    """{name: microseconds}, the calls of a round one after the other."""
+    found = {name: [] for name in calls}
+    for fn in calls.values():
+        fn()
+    for _ in range(rounds):
+        for name, fn in calls.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(repeat):
+                fn()
+            end.record()
+            torch.cuda.synchronize()
+            found[name].append(begin.elapsed_time(end) * 1000 / repeat)
+    return {name: sorted(times)[len(times) // 2] for name, times in found.items()}
+
+
+def reference(f, t):
+    """Results and gradients of the first rows in float64."""
+    names = [n for n in ("x", "weight", "bias") if n in t]
+    leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in names}
+    out = FORWARD[f["op"]](leaves)
+    found = {"out": out.detach()}
+    if f["bwd"]:
+        grads = torch.autograd.grad(out, leaves["x"], t["dout"][:ROWS].double())
+        found = {"dx": grads[0]}
+    return found
+
+
+def tensors(f, rows, cols, dtype):
+    """Random inputs; what the forward saves is what it would save."""
+    t = {"x": torch.randn(rows, cols, device="cuda").to(dtype)}
+    for a in f["arguments"]:
+        if a.get("kind") == "row" and a["role"] == "in":
+            t[a["name"]] = torch.randn(cols, device="cuda").to(dtype)
+    if f["bwd"]:
+        t["dout"] = torch.randn(rows, cols, device="cuda").to(dtype)
+        for part in torch.arange(rows, device="cuda").chunk(16) if f["op"].startswith(("rms", "layer")) else ():
+            x = t["x"][part].float()
+            mean = x.mean(-1) if f["op"].startswith("layer") else torch.zeros(len(part), device="cuda")
+            t.setdefault("mean", torch.empty(rows, device="cuda"))[part] = mean
+            t.setdefault("rstd", torch.empty(rows, device="cuda"))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
+        if any(a["name"] == "out" and a["role"] == "in" for a in f["arguments"]):
+            t["out"] = FORWARD[f["op"]](t)
+    for a in f["arguments"]:
+        if a["role"] in ("out", "sum"):
+            kind = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
+            t[a["name"]] = torch.full(kind, float("nan"), device="cuda", dtype=DTYPES.get(a["dtype"]))
+    return t
+
+
+def peer(f, t):
+    """torch.compile of the same: the forward, or the backward that autograd gives, without the forward's time."""
+    torch._dynamo.reset()  # after eight versions of one function it would give up, and run it eagerly
+    if not f["bwd"]:
+        fn = torch.compile(lambda: FORWARD[f["op"]](t), dynamic=False)
+        return lambda: fn()
+    leaves = {n: t[n].detach().requires_grad_() for n in ("x", "weight", "bias") if n in t}
+    out = torch.compile(FORWARD[f["op"]], dynamic=False)(leaves)
+    return lambda: torch.autograd.grad(out, list(leaves.values()), t["dout"], retain_graph=True)
+
+
+def measure(lib, f, cols, with_compile):
+    dtype = DTYPES[f["dtypes"][0]]
+    rows = (MIB << 20) // (cols * dtype.itemsize)
+    t = tensors(f, rows, cols, dtype)
+    need = lib.workspace_bytes(f, [rows, cols])
+    workspace = torch.empty(max(need, 16), dtype=torch.uint8, device="cuda")
+    values = {n: v.data_ptr() for n, v in t.items()} | {"rows": rows, "cols": cols, "eps": EPS, "workspace": workspace.data_ptr(),
+                                                         "workspace_bytes": need}
+    values = {a["name"]: values.get(a["name"]) for a in f["arguments"]}
+    call = lib.bind(f, values, torch.cuda.current_stream().cuda_stream)
+    if call():
+        raise SystemExit(f"bench: {lib.detail}")
+    for name, want in reference(f, t).items():
+        got = t[name][:ROWS].double()
+        error = float(((got - want).abs() / (want.abs() + want.abs().mean())).max())
+        if not error < (0.02 if dtype == torch.bfloat16 else 1e-4):
+            raise SystemExit(f"bench: {f['name']} {rows} x {cols}: {name} is off by {error:.3g}")
+    moved = sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"])
+    source, target = (torch.randn(moved // 8, device="cuda") for _ in range(2))
+    calls = {"kf": call, "copy": lambda: target.copy_(source)}
+    if with_compile:
+        calls["compile"] = peer(f, t)
+    us = median_us(calls)
+    return {"function": f["name"], "sizes": [rows, cols], "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
+            "gbps": moved / us["kf"] / 1e3, "speedup": {"compile": us["compile"] / us["kf"]} if with_compile else {}}
+
+
+def main():
+    o = arguments()
+    chosen = [f for f in kflib.manifest()["functions"] if f["op"] in FORWARD and f["activation"] == "none" and len(f["dtypes"]) == 1
+              and f["dtypes"][0] in o.dtypes]
+    lib = kflib.build("cuda", chosen, o.build_dir, ["-O3", "-arch=native"])
+    found = []
+    for f in chosen:
+        for cols in o.cols:
+            torch.cuda.empty_cache()
+            found.append(measure(lib, f, cols, cols in o.compile))
+            row = found[-1]
+            beside = f"  {row['speedup']['compile']:5.2f}x torch.compile" if row["speedup"] else ""
+            print(f"{row['function']:28} {row['sizes'][0]:8} x {cols:<6} {row['us']['kf']:8.1f} us {row['percent_of_copy']:6.1f} % of copy{beside}",
+                  flush=True)
+    if o.out:
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpu = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+        o.out.parent.mkdir(parents=True, exist_ok=True)
+        head = {"command": "python3 bench/rows.py " + " ".join(sys.argv[1:]), "gpu": gpu, "torch": torch.__version__,
+                "data": "N(0, 1); compared with float64 before it was timed", "tensors": f"{MIB} MiB each: cold L2"}
+        o.out.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

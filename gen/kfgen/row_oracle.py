@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op over rows should give: values and gradients of its `ref` in float64, and how far rounding may take each result.
+
+Gradients come from a tape over NumPy, which has nothing in common with kfgen's own differentiation. The error is followed
+through the formula (running error analysis): what an operation makes of its arguments' errors, and its own rounding.
+"""
+
+import functools
+
+import numpy as np
+import scipy.special as sp
+
+from kfgen import oracle, rows
+from kfgen.emit import evaluate
+from kfgen.expr import BOOLEAN, COUNT, PRIMITIVES, Graph, parse
+
+
+class Tape(np.lib.mixins.NDArrayOperatorsMixin):
+    """A value and what it was made of: [(tape, function that turns its adjoint into the tape's)]."""
+
+    def __init__(self, value, parents=()):
+        self.value, self.parents = np.asarray(value, np.float64), parents
+
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        if method != "__call__" or kwargs or (ufunc not in oracle.UFUNC_RULES and not ufunc.types[0].endswith("?")):
+            raise TypeError(f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know")
+        values = [a.value if isinstance(a, Tape) else a for a in args]
+        y = ufunc(*values)
+        if ufunc not in oracle.UFUNC_RULES:
+            return y
+        partials = oracle.UFUNC_RULES[ufunc](y, *values)
+        return Tape(y, [(a, lambda d, p=p: d * p) for a, p in zip(args, partials) if isinstance(a, Tape)])
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function is not np.where:
+            return NotImplemented
+        condition, *arms = args
+        y = np.where(condition, *(a.value if isinstance(a, Tape) else a for a in arms))
+        return Tape(y, [(a, lambda d, k=k: np.where(condition, *((d, 0.0) if k == 0 else (0.0, d)))) for k, a in enumerate(arms)
+                        if isinstance(a, Tape)])
+
+
+def _reduce(a):
+    return Tape(np.sum(a.value, -1, keepdims=True), [(a, lambda d: np.broadcast_to(d, a.value.shape))])
+
+
+def _extreme(a, b, word):
+    """The largest or least: of a row, where ties share the gradient, or of two."""
+    if b is not None:
+        return (np.maximum if word == "max" else np.minimum)(a, b)
+    y = (np.max if word == "max" else np.min)(a.value, -1, keepdims=True, initial=-np.inf if word == "max" else np.inf)
+    ties = a.value == y
+    return Tape(y, [(a, lambda d: np.where(ties, d / np.maximum(ties.sum(-1, keepdims=True), 1), 0.0))])
+
+
+WORDS = {"sum": _reduce, "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
+         "min": lambda a, b=None: _extreme(a, b, "min")}
+
+
+def reference(op, act, inputs, scalars):
+    """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]."""
+    leaves = {n: Tape(v) for n, v in inputs.items()}
+
+    def apply_act(z):
+        slope = oracle.act_derivative(act, z.value, scalars)
+        return Tape(oracle.act_value(act, z.value, scalars), [(z, lambda d: d * slope)])
+
+    with np.errstate(all="ignore"):
+        return {n: oracle._eval(text, leaves | scalars | WORDS | {"act": apply_act}) for n, text in op.refs.items()}, leaves
+
+
+def gradients(outputs, leaves, douts):
+    """{operand: gradient, of its own shape}."""
+    order, seen = [], set()
+
+    def visit(t):
+        if id(t) not in seen:
+            seen.add(id(t))
+            for parent, _ in t.parents:
+                visit(parent)
+            order.append(t)
+
+    for t in outputs.values():
+        visit(t)
+    adjoint = {id(outputs[n]): np.broadcast_to(d, outputs[n].value.shape) for n, d in douts.items()}
+    with np.errstate(all="ignore"):
+        for t in reversed(order):
+            d = adjoint.get(id(t))
+            for parent, rule in t.parents if d is not None else ():
+                given = _like(rule(d), parent.value.shape)
+                adjoint[id(parent)] = adjoint[id(parent)] + given if id(parent) in adjoint else given
+    return {n: adjoint.get(id(t), np.zeros_like(t.value)) for n, t in leaves.items()}
+
+
+def _like(d, shape):
+    """Summed over the axes that were broadcast."""
+    d = np.asarray(d, np.float64)
+    while d.ndim > len(shape):
+        d = d.sum(0)
+    for axis, n in enumerate(shape):
+        if n == 1 and d.shape[axis] != 1:
+            d = d.sum(axis, keepdims=True)
+    return np.broadcast_to(d, shape)
+
+
+def inlined(kernel, act):
+    """(graph, roots) of a kernel with the activation's own expressions."""
+    def scalars(g):
+        return {s: g.var(s) for s in act.scalars}
+
+    return rows.copy(kernel.graph, kernel.roots, {}, act=(
+        lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
+
+
+@functools.cache
+def _partials(op):
+    """[(graph, node of the derivative for dy = 1)] per argument."""
+    names, rules = PRIMITIVES[op]
+    found = []
+    for name in names:
+        graph = Graph(levels={})
+        env = {n: graph.var(n) for n in (*names, "y")} | {"dy": graph.const(1), "act_bwd": None}
+        found.append((graph, parse(graph, rules[name], env)))
+    return names, found
+
+
+EXACT = {"neg", "abs", "where", "rowmax", "rowmin", "max", "min"}
+
+
+class Bound:
+    """Of each result: its value, the error that rounding may make, and where float32's range was left on the way."""
+
+    def __init__(self, kernel, act):
+        graph, roots = inlined(kernel, act)
+        self.graph, self.roots = oracle.expand(graph, roots)
+        self.doubles = kernel.dtype.compute == "f64"
+
+    def evaluate(self, env, count, eps, tiny, largest):
+        """[(value, error)], rows in which some value is beyond `largest`. Arrays are [rows, cols] or [rows, 1]."""
+        env = env | {COUNT: np.float64(count)}
+        nodes = self.graph.reachable(self.roots)
+        value = dict(zip(nodes, evaluate(self.graph, nodes, env, np, sp)))
+        error, beyond = {}, False
+        with np.errstate(all="ignore"):
+            for i in nodes:
+                node, v = self.graph.nodes[i], value[i]
+                args = [error[a] for a in node.args]
+                if not self.graph.is_bool(i):
+                    beyond = beyond | (np.abs(np.where(np.isfinite(v), v, 0.0)) > largest)
+                if node.op in ("const", "var"):
+                    error[i] = eps * np.abs(v) if self.doubles and node.op == "var" else np.zeros(())
+                elif node.op in BOOLEAN:
+                    error[i] = self._undecided(node, value, args)
+                elif node.op == "where":
+                    near, a, b = args
+                    v0, v1 = (value[n] for n in node.args[1:])
+                    error[i] = np.where(value[node.args[0]], a, b) + np.where(near, np.nan_to_num(np.abs(v0 - v1), posinf=0.0), 0.0)
+                elif node.op == "sum":
+                    term = value[node.args[0]]
+                    terms = np.abs(np.nan_to_num(np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))))
+                    error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
+                    error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * terms.sum(-1, keepdims=True) + tiny * count
+                elif node.op in ("rowmax", "rowmin"):
+                    error[i] = np.max(args[0], -1, keepdims=True, initial=0.0) if np.ndim(args[0]) else args[0]
+                else:
+                    names, partials = _partials(node.op)
+                    local = dict(zip(names, (value[a] for a in node.args))) | {"y": v}
+                    slopes = [evaluate(g, [p], local, np, sp)[0] for g, p in partials]
+                    error[i] = sum(np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(slopes, args))
+                    if node.op not in EXACT:
+                        error[i] = error[i] + eps * np.nan_to_num(np.abs(v), posinf=0.0) + tiny
+        beyond = np.broadcast_to(beyond, np.broadcast_shapes(np.shape(beyond), (1, 1)))
+        return [(value[r], error[r]) for r in self.roots], beyond.any(-1)
+
+    def _undecided(self, node, value, args):
+        """Comparisons of rounded values near equality."""
+        if node.op in ("and", "or", "not"):
+            return functools.reduce(np.logical_or, args)
+        a, b = (value[n] for n in node.args)
+        return (np.abs(a - b) <= 4 * (args[0] + args[1])) & (args[0] + args[1] > 0)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of ops over rows: expressions that reduce over a row, as passes over it.
+
+A reduction that waits for another one is a pass of its own (expr.stages). Within a pass the terms of its reductions are
+computed element by element; between passes, once a row, what is made of their results; the last pass computes the results.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from kfgen import model
+from kfgen.emit import Target, emit, reads
+from kfgen.expr import COUNT, ELEM, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
+from kfgen.spec import op_gradients, op_graph
+
+WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
+CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
+
+
+@dataclass
+class Reduction:
+    name: str
+    word: str  # sum, max, min
+    text: str = ""  # of a term
+
+    @property
+    def code(self):
+        return CODES[self.word]
+
+
+@dataclass
+class Step:
+    """Statements that set named values of a row."""
+
+    lines: list
+    values: list  # (name, text)
+
+
+@dataclass
+class Pass:
+    """Over a row's elements: what is added up, and what is then computed for the row."""
+
+    reductions: list
+    lines: list
+    reads: set  # the names of operands and scalars
+    after: Step
+
+
+@dataclass
+class Program:
+    before: Step
+    passes: list
+    lines: list  # the last pass
+    reads: set
+    texts: dict  # value of an output: its text
+    names: list  # of a row's values that are computed
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        def step(found):
+            return [*found.lines, *(f"{name} = {text};" for name, text in found.values)]
+
+        lines = step(self.before)
+        for p in self.passes:
+            lines += ["over the row:", *(f"    {line}" for line in p.lines), *(f"    {r.name} = {r.word} of {r.text};" for r in p.reductions)]
+            lines += step(p.after)
+        return lines + ["each element:", *(f"    {line}" for line in self.lines), *(f"    {name} = {text};" for name, text in self.texts.items())]
+
+
+def copy(graph, roots, replaced, act=None):
+    """(a graph, its roots): without `stop`, nodes in `replaced` as the variables they name, activations by `act` (substitute)."""
+    target = Graph(dict(graph.levels))
+    target.levels |= {name: graph.level(node) for node, name in replaced.items()}
+    new = {}
+    for i in graph.reachable(roots):
+        node = graph.nodes[i]
+        args = [new[a] for a in node.args]
+        if i in replaced:
+            new[i] = target.var(replaced[i])
+        elif node.op == "stop":
+            new[i] = args[0]
+        elif act and node.op in ("act", "act_bwd"):
+            new[i] = act[node.op == "act_bwd"](target, *args)
+        else:
+            new[i] = target.add(node.op, *args, value=node.value)
+    return target, [new[r] for r in roots]
+
+
+def program(graph, roots, target, env):
+    """The passes that compute the roots {name: node}. env: how variables are spelled."""
+    nodes = list(roots.values())
+    reach = graph.reachable(nodes)
+    stage = stages(graph, nodes)
+    depth = {}
+    for i in reach:
+        depth[i] = max((depth[a] for a in graph.nodes[i].args), default=0)
+        if i in stage:
+            depth[i] = stage[i] + 1
+    # Values of a row that the elements' code reads, or that are results.
+    wanted = {a for i in reach if graph.level(i) == ELEM or i in stage for a in graph.nodes[i].args if graph.level(a) == ROW}
+    wanted |= {i for i in nodes if graph.level(i) == ROW}
+    wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
+    name = {i: f"row{k}" for k, i in enumerate(wanted)}
+
+    def between(d):
+        found = [i for i in wanted if i not in stage and depth[i] == d]
+        done = {i: n for i, n in name.items() if depth[i] < d or (i in stage and depth[i] == d)}
+        lines, texts = emit(graph, found, replace(target, cheap=frozenset()), env, fixed=done)  # once a row: exact costs nothing
+        return Step(lines, list(zip((name[i] for i in found), texts)))
+
+    def named(found, done):
+        return {graph.nodes[i].value for i in reads(graph, found, done) if graph.nodes[i].op == "var"} | (
+            {"act"} if any(graph.nodes[i].op in ("act", "act_bwd") for i in reads(graph, found, done)) else set())
+
+    passes = []
+    for d in range(max(stage.values(), default=-1) + 1):
+        own = [i for i in reach if stage.get(i) == d]
+        terms = [graph.nodes[i].args[0] for i in own]
+        done = {i: n for i, n in name.items() if depth[i] <= d}
+        lines, texts = emit(graph, terms, target, env, fixed=done)
+        reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip(own, texts)]
+        passes.append(Pass(reductions, lines, named(terms, done), between(d + 1)))
+    last = {n: i for n, i in roots.items() if graph.level(i) == ELEM}
+    lines, texts = emit(graph, list(last.values()), target, env, fixed=name)
+    found = dict(zip(last, texts)) | {n: name.get(i, graph.nodes[i].value) for n, i in roots.items() if graph.level(i) == ROW}
+    return Program(between(0), passes, lines, named(list(last.values()), name), found, [name[i] for i in wanted])
+
+
+class RowKernel(Kernel):
+    family = "row"
+
+    def _build(self):
+        op = self.op
+        graph, env, outs = op_graph(op)
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
+        self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent) for o in op.operands]
+        saved = {name: env[name] for name in op.saved}
+
+        def result(name, node, kind="", dtype=None, **more):
+            kind = kind or ("elem" if graph.level(node) == ELEM else "per_row")
+            return Stream(name, kind, dtype or self.dtype, "out", (name,), exprs=[node], **more)
+
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [result(n, node) for n, node in outs.items()]
+            self.outputs += [result(n, node, "per_row", self.dtype.acc, required=False) for n, node in saved.items()]
+            replaced = {}
+        else:
+            grads = op_gradients(op, graph, env, outs)
+            self.outputs = []
+            for o, stream in zip(op.operands, self.operands):
+                if o.grad:
+                    node = grads[o.name] if grads[o.name] is not None else graph.const(0)
+                    twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == o.kind), "")
+                    self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind == "row" else "out", (f"d{o.name}",),
+                                               same_as=twin, exprs=[node], required=False))
+            read = graph.variables([e for s in self.outputs for e in s.exprs])
+            again = [Stream(n, result(n, node).kind, self.dtype, "in", (n,)) for n, node in outs.items() if n in read]
+            kept = [Stream(n, "per_row", self.dtype.acc, "in", (n,)) for n in saved]
+            seeds = [Stream(f"d{n}", result(n, node).kind, self.dtype, "in", (f"d{n}",)) for n, node in outs.items()]
+            self.inputs = self.operands + again + kept + seeds
+            replaced = {node: name for name, node in saved.items()}
+        roots = [s.exprs[0] for s in self.outputs]
+        self.graph, self.roots = copy(graph, roots, replaced)
+        for s, root in zip(self.outputs, self.roots):
+            s.exprs = [root]
+        read = self.graph.variables(self.roots)
+        linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
+        anyway = linear.variables(roots) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars if s in read or not self.bwd]
+        self.keeps = False
+
+    def _schedule(self):
+        self.loads = [s for s in self.inputs if s.kind == "elem" and s.reads != "never"]
+        self.row_loads = [s for s in self.inputs if s.kind == "row" and s.reads != "never"]
+        self.values = [s for s in self.inputs if s.kind == "per_row" and s.reads != "never"]
+        self.stores = [s for s in self.outputs if s.kind == "elem"]
+        self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
+        self.vec = 16 // max(s.dtype.size for s in self.loads + self.stores)
+        self.unroll = 1
+
+    @property
+    def sizes(self):
+        return ["rows", "cols"]
+
+    @property
+    def size(self):
+        return max(s.dtype.size for s in self.loads + self.stores)
+
+    @property
+    def acc_ctype(self):
+        return self.dtype.acc.ctype
+
+    @property
+    def tensors(self):
+        index, found = {}, []
+        for s in self.inputs + self.outputs:
+            use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
+            if s.absent is not None and use in ("in", "act"):
+                use = {"in": "absent", "act": "act_absent"}[use]
+            found.append((s.name, s.dtype.size, s.kind, use, index[s.same_as] + 1 if s.same_as else 0))
+            index[s.name] = len(index)
+        return found
+
+    # ---- CUDA --------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def cuda(self):
+        act = "kfi_tag<act>()"
+        target = Target("kfi_", self.flavour, False, cheap=CHEAP | {"exp"} if self.dtype.flavour == "lp" else frozenset(),
+                        act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
+                        act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
+        env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values}
+        return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env)
+
+    def of_pass(self, streams, names):
+        return [s for s in streams if s.name in names]
+
+    def guard(self, stream):
+        """The condition under which the stream is there to be read."""
+        found = ["kfi_act_bwd_reads(kfi_tag<act>())"] if stream.reads == "act" else []
+        found += [stream.name] if stream.absent is not None else []
+        return f"if ({' && '.join(found)}) " if found else ""
+
+    @property
+    def uses_count(self):
+        return COUNT in self.graph.variables(self.roots)
+
+    @property
+    def slots(self):
+        """Reductions of a row: each has its own place in shared memory."""
+        return sum(len(p.reductions) for p in self.cuda.passes)
+
+    def slot(self, pass_, reduction):
+        return sum(len(p.reductions) for p in self.cuda.passes[:self.cuda.passes.index(pass_)]) + pass_.reductions.index(reduction)
+
+    @property
+    def held(self):
+        """Vectors of a row that a thread holds in registers, and how many threads a row may have then."""
+        if self.sums:  # as much of the next row is on its way in shared memory
+            return [(4, 256), (2, 512)] if len(self.loads) < 3 else [(2, 256), (1, 512)]
+        if len(self.loads) > 1:
+            return [(4, 512)]
+        # Few threads a row cost few shuffles; exponentials take the registers that eight vectors would.
+        return [(4, 512), (8, 1024)] if self.transcendental else [(4, 32), (8, 1024)]
+
+    @property
+    def transcendental(self):
+        return any(self.graph.nodes[i].op in TRANSCENDENTAL for i in self.graph.reachable(self.roots))
+
+    @property
+    def held_threads(self):
+        """Threads of a block at most, by how many vectors are held: a row's, or those of a block that has several."""
+        least, most = (256, "512") if self.sums else (128, "KFI_LINE_MOST")
+        return "".join(f"held == {held} ? {max(threads, least)} : " for held, threads in self.held) + most
+
+    @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values]
+        found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
+        found += ["kfi_line g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
+        return ", ".join(found + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
+
+    @property
+    def kernel_arguments(self):
+        found = [s.name for s in self.loads + self.row_loads + self.values + self.stores + self.results_of_rows]
+        found += ["g"] + (["sums"] if self.sums else []) + self.used_scalars
+        return ", ".join("&" + f for f in found + (["scalars"] if self.has_act else []))
+
+    @property
+    def instances(self):
+        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {whole}>)" for held, _ in [*self.held, (0, 0)] for whole in (1, 0)]
+
+    @property
+    def held_table(self):
+        return ", ".join(f"{{{held}, {threads}}}" for held, threads in self.held)
+
+    # ---- C -----------------------------------------------------------------------------------------------------------
+
+    def cpu(self, act):
+        """The passes for one activation."""
+        target = self.cpu_target(act)
+        graph, roots = self.graph, self.roots
+        if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
+            scalars = {}
+
+            def of(g):
+                return {s: g.var(s) for s in act.scalars}
+
+            graph, roots = copy(graph, roots, scalars, act=(lambda g, x: act.build(g, x, of(g)), lambda g, x, dy: act.build_bwd(g, x, dy, of(g))))
+        env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values}
+        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env)
+
+    def cpu_reads(self, found):
+        return set().union(found.reads, *(p.reads for p in found.passes))
+
+    def index(self, stream):
+        return self.streams.index(stream)
+
+    def cpu_scalars(self, act, found):
+        """(name, index) of the scalars that a program reads."""
+        names_ = self.cpu_reads(found)
+        everywhere = self.graph.variables(self.roots)
+        own = [s for s in self.scalars if s in everywhere]
+        acts = list(act.scalars) if "act" in names_ or self.bwd else []
+        return [(s, i) for i, s in enumerate(self.scalars + list(act.scalars)) if s in own or s in acts]
+
+    def load(self, s):
+        """An element of a tile of the C backend."""
+        if s.dtype.word == "f16":
+            return f"{s.name}_f[j]"
+        return f"kfi_cpu_load_bf16({s.name}[j])" if s.dtype.word == "bf16" else f"{s.name}[j]"
+
+    def cpu_cast(self, s, text):
+        compute = self.dtype.compute
+        return text if s.dtype.word == compute else f"kfi_cpu_cast_{compute}_{s.dtype.word}({text})"
+
+    @property
+    def compute(self):
+        return self.dtype.compute_ctype
+
+    def reads_x(self, act):
+        return bwd_reads_x(act)
+
+    def cpu_constant(self, s):
+        """The value of an operand that is absent, as it is stored."""
+        text = f"{float(s.absent)!r}" + ("" if self.dtype.compute == "f64" else "f")
+        return self.cpu_cast(s, text)
+
+    def cpu_tile(self, s):
+        """A whole tile of an operand, which begins at column i."""
+        if s.kind == "row":
+            return f"{s.name} ? {s.name} + i : {s.name}_t" if s.absent is not None else f"{s.name} + i"
+        return f"{s.name} + row * cols + i"
+
+    def cpu_tail(self, s):
+        """The statement that copies what is left of a row."""
+        start = "i" if s.kind == "row" else "row * cols + i"
+        guard = f"if ({s.name}) " if s.absent is not None else ""
+        return f"{guard}kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+
+    def cpu_value(self, s):
+        return f"kfi_cpu_load_{s.dtype.word}({s.name}[row])" if s.dtype.size == 2 else f"{s.name}[row]"
+
+
+assert ROW < ELEM
+model.FAMILIES["row"] = RowKernel

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/row.h: the schedule of the row family on the CPU.
+
+   An op is a function over some rows. It goes over each row once a pass, in tiles of KFI_STRIP elements, whose loop the
+   compiler vectorises; what a pass reduces is kept in as many accumulators, which are then folded in a fixed order, so a row's
+   bits depend on nothing but the row. What is left at a row's end is copied to a tile, of which so many elements count. How
+   rows are shared out depends on the shape alone, so results do not depend on the number of threads. */
+#ifndef KF_CORE_ROW_H
+#define KF_CORE_ROW_H
+
+#include "kf/core/host.h"
+
+#include "kf/core/map.h"
+
+#define KFI_STRIP 64 /* accumulators of a reduction */
+
+/* Accumulators without a term, and their fold. */
+#define KFI_FOLD(word, type, nothing, join) \
+    KFI_INLINE void kfi_clear_##word(type *a) \
+    { \
+        for (int j = 0; j < KFI_STRIP; ++j) a[j] = nothing; \
+    } \
+    KFI_INLINE type kfi_fold_##word(type *a) \
+    { \
+        for (int half = KFI_STRIP / 2; half >= 16; half /= 2) \
+            for (int j = 0; j < half; ++j) a[j] = join(a[j], a[j + half]); \
+        for (int half = 8; half > 0; half /= 2) \
+            for (int j = 0; j < half; ++j) a[j] = join(a[j], a[j + half]); \
+        return a[0]; \
+    }
+KFI_INLINE float kfi_cpu_sum_f32(float a, float b) { return a + b; }
+KFI_INLINE double kfi_cpu_sum_f64(double a, double b) { return a + b; }
+KFI_FOLD(sum_f32, float, 0.0f, kfi_cpu_sum_f32)
+KFI_FOLD(sum_f64, double, 0.0, kfi_cpu_sum_f64)
+KFI_FOLD(max_f32, float, -(float)INFINITY, kfi_cpu_max_f32)
+KFI_FOLD(max_f64, double, -(double)INFINITY, kfi_cpu_max_f64)
+KFI_FOLD(min_f32, float, (float)INFINITY, kfi_cpu_min_f32)
+KFI_FOLD(min_f64, double, (double)INFINITY, kfi_cpu_min_f64)
+
+/* What is left of a row, as a tile; NULL stays NULL. */
+KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
+{
+    if (!from) return NULL;
+    memset(tile, 0, (size_t)(KFI_STRIP * size));
+    memcpy(tile, from, (size_t)(left * size));
+    return tile;
+}
+
+/* Rows that a thread takes at a time. */
+KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
+{
+    const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, per = cols >= chunk ? 1 : cols > 0 ? chunk / cols : chunk;
+    return (rows + per - 1) / per;
+}
+
+/* rows x cols. per_row: some result is one per row, which rows without columns have as well. */
+KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, kf_i64 rows, kf_i64 cols, void (*walk)(void *, kf_i64), int per_row, void *workspace, size_t workspace_bytes)
+{
+    kfi_shape shape;
+    shape.rows = rows;
+    shape.channels = 0;
+    shape.cols = cols;
+    m->elements = rows * cols;
+    m->rows = rows;
+    m->cols = cols;
+    if (cols == 0 ? !per_row || (rows == 0 && !m->sums) : rows == 0 && !m->sums) return KF_SUCCESS;
+    kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    if (result != KF_SUCCESS) return result;
+    int wanted = 0;
+    for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
+    const size_t needed = wanted ? kfi_cpu_workspace(rows, 0, cols, 0, m->sums, m->acc_size) : 0;
+    result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
+    if (result != KF_SUCCESS) return result;
+    m->partial = wanted ? (char *)workspace : NULL;
+    m->blocks = m->sums ? kfi_blocks_of(rows, m->elements) : kfi_row_blocks(rows, cols);
+    if (m->blocks < 1) m->blocks = 1;
+    m->per_block = (rows + m->blocks - 1) / m->blocks;
+    kfi_parallel(m->blocks, walk, m, m->elements >= KF_OMP_MIN);
+    if (wanted) kfi_parallel((cols + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * cols >= KF_OMP_MIN);
+    return KF_SUCCESS;
+}
+
+#endif
