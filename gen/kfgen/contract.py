@@ -16,7 +16,7 @@ ATOM, WIDTH = 9, 94
 def formulas(k):
     """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it."""
     if not k.bwd:
-        return [f"{name} = {one_line(text)}" for name, text in k.op.outputs.items()]
+        return [f"{name} = {one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
     over = "rows" if not k.has_channel else "outer and inner"

@@ -9,11 +9,12 @@ from kfgen import contract, names, render
 def direction(kernels):
     """One table for all dtypes of an op in one direction: what differs between them is written T or acc."""
     k = kernels[0]
-    accs = {o.name for o in k.op.operands if o.dtype == "acc"}
+    types = {o.name: o.dtype for o in k.op.operands} | dict.fromkeys(k.op.saved, "acc")
 
     def word(s):
-        if s.name in accs or (k.bwd and s.name[1:] in accs and s.role != "in"):
-            return "acc"
+        own = types.get(s.name) or (types.get(s.name[1:], "T") if k.bwd and s.role != "in" else "T")
+        if own != "T":
+            return own
         return "U" if k.op.types == "pairs" and s.role == "out" else "T"
 
     def overlap(s):
