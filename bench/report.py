@@ -117,8 +117,23 @@ def heading(name, data):
     return text
 
 
+def rows_markdown(name, data):
+    """Of rows.py: percent of a copy by row length, and how many times as fast as torch.compile where it was timed."""
+    by = {}
+    for r in data["rows"]:
+        against = f" ({r['speedup']['compile']:.2f}x)" if r["speedup"] else ""
+        by.setdefault(r["function"], {})[r["sizes"][1]] = f"{r['percent_of_copy']:.0f}{against}"
+    cols = sorted({c for found in by.values() for c in found})
+    return "\n".join([
+        f"## {name}\n", f"{data['gpu']}, torch {data['torch']}; {data['data']}; tensors of {data['tensors']}.\n", f"    {data['command']}\n",
+        "Percent of a copy of as many bytes, by columns (in parentheses: times as fast as torch.compile, where it was timed; below 1 it is slower):\n",
+        table(["function", *map(str, cols)], [[f"`{f}`", *(found.get(c, "") for c in cols)] for f, found in by.items()])])
+
+
 def markdown(path, every):
     data = json.loads(path.read_text())
+    if "set" not in data:
+        return rows_markdown(f"{path.parent.name}/{path.name}", data)
     rows = [r for r in data["rows"] if "wrong" not in r]
     text = [heading(f"{path.parent.name}/{path.name}", data)]
     wrong = [r for r in data["rows"] if "wrong" in r]

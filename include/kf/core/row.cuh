@@ -205,10 +205,12 @@ struct kfi_row {
     bool per_row; // some result is one per row
 };
 
-// Blocks that walk down the rows, where gradients are added up: as many as an H200 has room for, 512 threads an SM.
+// Blocks that walk down the rows, where gradients are added up: as many as an H200 has room for, 512 threads an SM, and shared
+// memory for KFI_LINE_RINGS of them.
+#define KFI_LINE_RINGS 6
 KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads)
 {
-    return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, (kf_i64)KFI_MAP_SMS * (threads < 512 ? 512 / threads : 1));
+    return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, KFI_MAP_SMS * kfi_clamp(512 / threads, 1, KFI_LINE_RINGS));
 }
 // The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an index of kfi_row's table.
 KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const kfi_held *held, int holds, bool sums, int *threads)
