@@ -126,7 +126,7 @@ def rows_markdown(name, data):
     cols = sorted({c for found in by.values() for c in found})
     return "\n".join([
         f"## {name}\n", f"{data['gpu']}, torch {data['torch']}; {data['data']}; tensors of {data['tensors']}.\n", f"    {data['command']}\n",
-        "Percent of a copy of as many bytes, by columns (in parentheses: times as fast as torch.compile, where it was timed; below 1 it is slower):\n",
+        "Percent of a copy of as many bytes, by columns; in parentheses times as fast as torch.compile, where it was timed (below 1: slower):\n",
         table(["function", *map(str, cols)], [[f"`{f}`", *(found.get(c, "") for c in cols)] for f, found in by.items()])])
 
 

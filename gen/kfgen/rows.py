@@ -242,7 +242,7 @@ class RowKernel(Kernel):
     def held(self):
         """Vectors of a row that a thread holds in registers, and how many threads a row may have then."""
         if self.sums:  # as much of the next row is on its way in shared memory
-            return [(4, 256), (2, 512)] if len(self.loads) < 3 else [(2, 256), (1, 512)]
+            return [(4 if len(self.loads) < 3 else 2, 256)]
         if len(self.loads) > 1:
             return [(4, 512)]
         # Few threads a row cost few shuffles; exponentials take the registers that eight vectors would.

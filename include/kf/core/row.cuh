@@ -193,7 +193,7 @@ struct kfi_held {
 };
 
 #ifdef KFI_HOST_PASS
-// The kernels of one op x dtypes: for each entry of `held` (where gradients are added up there are two), and then for rows that
+// The kernels of one op x dtypes: for each entry of `held` (where gradients are added up there is one), and then for rows that
 // are not held, {whole, single}.
 struct kfi_row {
     kfi_name name;
@@ -232,13 +232,12 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
 }
-KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, kfi_held few, kfi_held many, int sums, int acc_size)
+KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, kfi_held held, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
     kfi_line g;
     int threads;
-    const kfi_held held[] = {few, many};
-    kfi_make_line(&g, rows, cols, vec, held, 2, true, &threads);
+    kfi_make_line(&g, rows, cols, vec, &held, 1, true, &threads);
     return (size_t)(kfi_line_parts(g, threads) * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
 }
 
@@ -255,7 +254,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
     if (result != KF_SUCCESS) return result;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = wanted ? kfi_row_workspace(rows, cols, m.vec, m.held[0], m.held[1], m.sums, m.acc_size) : 0;
+    const size_t needed = wanted ? kfi_row_workspace(rows, cols, m.vec, *m.held, m.sums, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
@@ -278,7 +277,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
     return kfi_launch(&m.name, sum_kernels[0], sum_blocks, KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
 #elif !defined(__CUDACC_RTC__)
-KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, kfi_held, kfi_held, int, int) { return 0; }
+KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, kfi_held, int, int) { return 0; }
 #endif
 
 #endif

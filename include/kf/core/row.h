@@ -22,10 +22,10 @@
     } \
     KFI_INLINE type kfi_fold_##word(type *a) \
     { \
-        for (int half = KFI_STRIP / 2; half >= 16; half /= 2) \
-            for (int j = 0; j < half; ++j) a[j] = join(a[j], a[j + half]); \
-        for (int half = 8; half > 0; half /= 2) \
-            for (int j = 0; j < half; ++j) a[j] = join(a[j], a[j + half]); \
+        for (int step = KFI_STRIP / 2; step >= 16; step /= 2) \
+            for (int j = 0; j < step; ++j) a[j] = join(a[j], a[j + step]); \
+        for (int step = 8; step > 0; step /= 2) \
+            for (int j = 0; j < step; ++j) a[j] = join(a[j], a[j + step]); \
         return a[0]; \
     }
 KFI_INLINE float kfi_cpu_sum_f32(float a, float b) { return a + b; }
