@@ -10,7 +10,7 @@ import scipy.special as sp
 
 from kfgen import model, oracle, row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import COUNT, KEEP, KEEP_SCALE, ExprError, Graph, parse, substitute
+from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, row_counts, substitute
 from kfgen.spec import op_graph
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
@@ -273,8 +273,8 @@ def _row_op(op, act, failures):
 
     def results(bwd, env):
         kernel = rows.RowKernel(op, ("f64",), bwd)
-        graph, roots = row_oracle.inlined(kernel, act)
-        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | {COUNT: np.float64(COLS)}, np, sp)))
+        graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
+        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | row_counts(COLS), np, sp)))
 
     tapes, leaves = reference(inputs)
     found = results(False, inputs)

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from kfgen.expr import BOOLEAN, KEEP
+from kfgen.expr import BOOLEAN, COUNT, KEEP
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
@@ -43,10 +43,11 @@ class Target:
         return text if self.flavour == "f64" else text + "f"
 
 
-def emit(graph, roots, target, env, fixed=()):
+def emit(graph, roots, target, env, fixed=(), named=()):
     """(lines that define temporaries, one text per root). A node that is used twice gets a temporary.
 
-    env spells variables; fixed spells whole nodes, whose arguments are then not printed.
+    env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
+    what that is set to, with {} for the node's text)}.
     """
     fixed = dict(fixed)
     order = _needed(graph, roots, fixed)
@@ -61,7 +62,11 @@ def emit(graph, roots, target, env, fixed=()):
             text[i] = (fixed[i], ATOM)
             continue
         body, level = _print(graph, i, target, env, text, i in exact)
-        if uses[i] > 1 and graph.nodes[i].op not in ("const", "var"):
+        if i in named:
+            name, form = named[i]
+            lines.append(f"const {target.ctype} {name} = {form.replace('{}', body)};")
+            body, level = name, ATOM
+        elif uses[i] > 1 and graph.nodes[i].op not in ("const", "var"):
             name = f"t{len(lines)}"
             lines.append(f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};")
             body, level = name, ATOM
@@ -157,7 +162,9 @@ def evaluate(graph, roots, env, np, sp):
         "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327, "gelu": lambda a: a * sp.ndtr(a),
         "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327, "where": np.where,
         "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
-        "sum": lambda a: np.sum(a, axis=-1, keepdims=True), "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
+        # A sum of what has become the same for the row: as many terms as there are columns.
+        "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
+        "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
         "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a,
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}

@@ -59,7 +59,7 @@ REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls
 OVER_ROWS = {"stop", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
-COUNT = "count"  # elements of a row
+COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
@@ -71,6 +71,11 @@ WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "di
 ROW_WORDS = ["mean", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
+
+
+def row_counts(n):
+    """What expressions over rows of n elements read beside their operands."""
+    return {COUNT: float(n), PER_COUNT: 1.0 / n if n else float("inf")}
 
 
 class ExprError(Exception):
@@ -90,7 +95,7 @@ class Graph:
     def __init__(self, levels=None):
         """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not."""
         self.nodes, self._index, self._level = [], {}, {}
-        self.levels = None if levels is None else {COUNT: UNIFORM, **levels}
+        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, **levels}
 
     def add(self, op, *args, value=None):
         node = Node(op, args, value)
@@ -299,11 +304,11 @@ def gradient(graph, seeds, wrt):
             value = graph.add("where", condition, *((value, zero) if wanted else (zero, value)))
         return value
 
-    def give(node, value, guards):
+    def give(node, value, guards, of=None):
         if graph.levels is not None:
             if graph.level(node) == UNIFORM:
                 return  # scalars have no gradient
-            if graph.level(node) == ROW and any(graph.level(i) == ELEM for i in (value, *(c for c, _ in guards))):
+            if graph.level(node) == ROW and of is not None and graph.level(of) == ELEM:  # `of` is as many values as a row has
                 value, guards = total(graph, guarded(value, guards)), ()
         parts.setdefault(node, []).append((value, guards))
 
@@ -323,8 +328,16 @@ def gradient(graph, seeds, wrt):
             return found[0]
         merged = guarded(*found[0])
         for part in found[1:]:
-            merged = graph.add("add", merged, guarded(*part))
+            merged = plus(merged, guarded(*part))
         return merged, ()
+
+    def plus(a, b):
+        """a + b. Twice the same product: its factor that is the same for a row is doubled, once a row, which gives the same bits."""
+        node = graph.nodes[a]
+        if a == b and graph.levels is not None and node.op == "mul" and min(map(graph.level, node.args)) < ELEM:
+            row, other = sorted(node.args, key=graph.level)
+            return graph.add("mul", graph.add("add", row, row), other)
+        return graph.add("add", a, b)
 
     for node, dy in seeds.items():
         give(node, dy, ())
@@ -337,16 +350,18 @@ def gradient(graph, seeds, wrt):
             continue
         if node.op == "where":
             condition, a, b = node.args
-            give(a, dy, guards + ((condition, True),))
-            give(b, dy, guards + ((condition, False),))
+            give(a, dy, guards + ((condition, True),), i)
+            give(b, dy, guards + ((condition, False),), i)
             continue
         names, rules = PRIMITIVES[node.op]
         env = dict(zip(names, node.args), y=i, dy=dy, act_bwd=None)
         for name, arg in zip(names, node.args):
             if name not in rules:
                 raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
-            if graph.nodes[arg].op != "const" and rules[name] is not None:
-                give(arg, parse(graph, rules[name], env), guards)
+            if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
+                give(arg, graph.add("mul", dy, graph.var(PER_COUNT)), guards, i) if name == "a" else None
+            elif graph.nodes[arg].op != "const" and rules[name] is not None:
+                give(arg, parse(graph, rules[name], env), guards, i)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 
 

@@ -12,7 +12,7 @@ import scipy.special as sp
 
 from kfgen import oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import BOOLEAN, COUNT, PRIMITIVES, Graph, parse
+from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_counts
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
@@ -103,15 +103,6 @@ def _like(d, shape):
     return np.broadcast_to(d, shape)
 
 
-def inlined(kernel, act):
-    """(graph, roots) of a kernel with the activation's own expressions."""
-    def scalars(g):
-        return {s: g.var(s) for s in act.scalars}
-
-    return rows.copy(kernel.graph, kernel.roots, {}, act=(
-        lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
-
-
 @functools.cache
 def _partials(op):
     """[(graph, node of the derivative for dy = 1)] per argument."""
@@ -131,13 +122,13 @@ class Bound:
     """Of each result: its value, the error that rounding may make, and where float32's range was left on the way."""
 
     def __init__(self, kernel, act):
-        graph, roots = inlined(kernel, act)
+        graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
         self.graph, self.roots = oracle.expand(graph, roots)
         self.doubles = kernel.dtype.compute == "f64"
 
     def evaluate(self, env, count, eps, tiny, largest):
         """[(value, error)], rows in which some value is beyond `largest`. Arrays are [rows, cols] or [rows, 1]."""
-        env = env | {COUNT: np.float64(count)}
+        env = env | row_counts(count)
         nodes = self.graph.reachable(self.roots)
         value = dict(zip(nodes, evaluate(self.graph, nodes, env, np, sp)))
         error, beyond = {}, False
@@ -148,7 +139,8 @@ class Bound:
                 if not self.graph.is_bool(i):
                     beyond = beyond | (np.abs(np.where(np.isfinite(v), v, 0.0)) > largest)
                 if node.op in ("const", "var"):
-                    error[i] = eps * np.abs(v) if self.doubles and node.op == "var" else np.zeros(())
+                    rounded = node.op == "var" and (self.doubles or node.value == PER_COUNT)
+                    error[i] = eps * np.abs(v) if rounded else np.zeros(())
                 elif node.op in BOOLEAN:
                     error[i] = self._undecided(node, value, args)
                 elif node.op == "where":

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from kfgen import model
 from kfgen.emit import Target, emit, reads
-from kfgen.expr import COUNT, ELEM, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.expr import COUNT, ELEM, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
+COSTLY = {*TRANSCENDENTAL, "act", "act_bwd"}  # a compiler does not see that two of them are the same
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
 
 
@@ -45,6 +46,9 @@ class Pass:
     lines: list
     reads: set  # the names of operands and scalars
     after: Step
+    sums: dict  # value of a gradient that is summed over the rows: its text, where it needs no later pass
+    first: int  # reductions of the passes before
+    keeps: list  # values of an element that a later pass takes from here
 
 
 @dataclass
@@ -55,6 +59,7 @@ class Program:
     reads: set
     texts: dict  # value of an output: its text
     names: list  # of a row's values that are computed
+    kept: list  # of an element's values that are kept between passes
 
     def listing(self):
         """What is computed, in order, for a reader."""
@@ -64,7 +69,7 @@ class Program:
         lines = step(self.before)
         for p in self.passes:
             lines += ["over the row:", *(f"    {line}" for line in p.lines), *(f"    {r.name} = {r.word} of {r.text};" for r in p.reductions)]
-            lines += step(p.after)
+            lines += [*(f"    {name} = {text};" for name, text in p.sums.items()), *step(p.after)]
         return lines + ["each element:", *(f"    {line}" for line in self.lines), *(f"    {name} = {text};" for name, text in self.texts.items())]
 
 
@@ -87,8 +92,18 @@ def copy(graph, roots, replaced, act=None):
     return target, [new[r] for r in roots]
 
 
-def program(graph, roots, target, env):
-    """The passes that compute the roots {name: node}. env: how variables are spelled."""
+def inlined(graph, roots, act):
+    """(a graph, its roots) with the activation's own expressions."""
+    def scalars(g):
+        return {s: g.var(s) for s in act.scalars}
+
+    return copy(graph, roots, {}, act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
+
+
+def program(graph, roots, target, env, sums=(), keep=""):
+    """The passes that compute the roots {name: node}. env: how variables are spelled. sums: names of roots that are taken as soon
+    as they can be, since what they are made of need not be kept then. keep: how a costly value that an earlier pass has computed is
+    spelled, with `name` for its name and {} for how it would be computed again, which it is without `keep`."""
     nodes = list(roots.values())
     reach = graph.reachable(nodes)
     stage = stages(graph, nodes)
@@ -98,7 +113,8 @@ def program(graph, roots, target, env):
         if i in stage:
             depth[i] = stage[i] + 1
     # Values of a row that the elements' code reads, or that are results.
-    wanted = {a for i in reach if graph.level(i) == ELEM or i in stage for a in graph.nodes[i].args if graph.level(a) == ROW}
+    wanted = {a for i in reach if graph.level(i) == ELEM or i in stage or graph.is_bool(i)  # conditions have no place of their own
+              for a in graph.nodes[i].args if graph.level(a) == ROW and not graph.is_bool(a)}
     wanted |= {i for i in nodes if graph.level(i) == ROW}
     wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
     name = {i: f"row{k}" for k, i in enumerate(wanted)}
@@ -113,18 +129,33 @@ def program(graph, roots, target, env):
         return {graph.nodes[i].value for i in reads(graph, found, done) if graph.nodes[i].op == "var"} | (
             {"act"} if any(graph.nodes[i].op in ("act", "act_bwd") for i in reads(graph, found, done)) else set())
 
-    passes = []
-    for d in range(max(stage.values(), default=-1) + 1):
-        own = [i for i in reach if stage.get(i) == d]
-        terms = [graph.nodes[i].args[0] for i in own]
-        done = {i: n for i, n in name.items() if depth[i] <= d}
-        lines, texts = emit(graph, terms, target, env, fixed=done)
-        reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip(own, texts)]
-        passes.append(Pass(reductions, lines, named(terms, done), between(d + 1)))
-    last = {n: i for n, i in roots.items() if graph.level(i) == ELEM}
-    lines, texts = emit(graph, list(last.values()), target, env, fixed=name)
+    count = max(stage.values(), default=-1) + 1
+    terms = [[graph.nodes[i].args[0] for i in reach if stage.get(i) == d] for d in range(count)]
+    early = [{n: i for n, i in roots.items() if n in sums and depth[i] == d} for d in range(count)]
+    last = {n: i for n, i in roots.items() if graph.level(i) == ELEM and not any(n in e for e in early)}
+    work = [[*terms[d], *early[d].values()] for d in range(count)] + [list(last.values())]
+    done = [{i: n for i, n in name.items() if depth[i] <= d} for d in range(count)] + [name]
+    home, kept = {}, {}  # the pass that computes a costly value first; those that others read
+    for d in range(count + 1) if keep else ():
+        for i in reads(graph, work[d], done[d]):
+            if graph.nodes[i].op in COSTLY and i not in done[d] and home.setdefault(i, d) != d:
+                kept[i] = f"kept{len(kept)}"
+
+    def code(d):
+        own = {i: (n, "{}" if home[i] == d else keep.replace("name", n)) for i, n in kept.items()}
+        lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own)
+        return lines, texts, named(work[d], done[d])
+
+    passes, first = [], 0
+    for d in range(count):
+        lines, texts, read = code(d)
+        reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip([i for i in reach if stage.get(i) == d], texts)]
+        keeps = [n for i, n in kept.items() if home[i] == d]
+        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps))
+        first += len(terms[d])
+    lines, texts, read = code(count)
     found = dict(zip(last, texts)) | {n: name.get(i, graph.nodes[i].value) for n, i in roots.items() if graph.level(i) == ROW}
-    return Program(between(0), passes, lines, named(list(last.values()), name), found, [name[i] for i in wanted])
+    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()))
 
 
 class RowKernel(Kernel):
@@ -181,19 +212,10 @@ class RowKernel(Kernel):
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
         self.vec = 16 // max(s.dtype.size for s in self.loads + self.stores)
-        self.unroll = 1
 
     @property
     def sizes(self):
         return ["rows", "cols"]
-
-    @property
-    def size(self):
-        return max(s.dtype.size for s in self.loads + self.stores)
-
-    @property
-    def acc_ctype(self):
-        return self.dtype.acc.ctype
 
     @property
     def tensors(self):
@@ -215,7 +237,8 @@ class RowKernel(Kernel):
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values}
-        return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env)
+        return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env, [s.name for s in self.sums],
+                       keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
     def of_pass(self, streams, names):
         return [s for s in streams if s.name in names]
@@ -227,36 +250,76 @@ class RowKernel(Kernel):
         return f"if ({' && '.join(found)}) " if found else ""
 
     @property
-    def uses_count(self):
-        return COUNT in self.graph.variables(self.roots)
+    def counts(self):
+        """What the expressions read of a row's length: [(name, what it is of the length as a T)]."""
+        read = self.graph.variables(self.roots)
+        return [(name, form) for name, form in ((COUNT, ""), (PER_COUNT, "1 / ")) if name in read]
 
     @property
     def slots(self):
-        """Reductions of a row: each has its own place in shared memory."""
+        """Reductions of a row: each has its own places in shared memory."""
         return sum(len(p.reductions) for p in self.cuda.passes)
-
-    def slot(self, pass_, reduction):
-        return sum(len(p.reductions) for p in self.cuda.passes[:self.cuda.passes.index(pass_)]) + pass_.reductions.index(reduction)
 
     @property
     def held(self):
-        """Vectors of a row that a thread holds in registers, and how many threads a row may have then."""
-        if self.sums:  # as much of the next row is on its way in shared memory
-            return [(4 if len(self.loads) < 3 else 2, 256)]
-        if len(self.loads) > 1:
-            return [(4, 512)]
-        # Few threads a row cost few shuffles; exponentials take the registers that eight vectors would.
-        return [(4, 512), (8, 1024)] if self.transcendental else [(4, 32), (8, 1024)]
+        """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
+        threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
+        way). The last one is that of blocks that walk down the rows, a cluster of them at each where a block is not enough."""
+        size, loads = max(s.dtype.size for s in self.loads + self.stores), len(self.loads)
+        if self.sums:  # 16 values of each tensor, and as many sums
+            return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
+        if loads > 1:
+            return [(4, 512, 512, 512), (8 if loads == 2 else 4, 256, 512, 0)]
+        vectors = 16 if size > 2 and not self.row_loads else 8
+        walk = (vectors, 256, min(512, (208 << 10) // (16 * (vectors + self._kept_vectors(vectors))) // 64 * 64), 0)
+        if self.transcendental:  # what is computed of a value is held as well: 32 of them
+            return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
+        return [(4, 32, 32, 32), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]  # few threads, few shuffles
+
+    def _kept_vectors(self, vectors):
+        """16-byte parts of row operands that a thread of a block that walks keeps in shared memory."""
+        return 0 if self.sums else sum(vectors * self.parts(s) for s in self.row_loads)
+
+    def parts(self, stream):
+        """16-byte parts of a vector."""
+        return self.vec * stream.dtype.size // 16
+
+    def kept_at(self, stream):
+        """The first such part of a row operand."""
+        return sum(self.held[-1][0] * self.parts(s) for s in self.row_loads[:self.row_loads.index(stream)])
+
+    @property
+    def forgets(self):
+        """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
+        return not self.sums and not self.transcendental
+
+    @property
+    def depth(self):
+        """Rows on their way in shared memory, where blocks walk down the rows."""
+        return max(1, 8 // (len(self.loads) * self.held[-1][0]))
+
+    @property
+    def ring(self):
+        """Bytes of shared memory a thread: rows on their way and row operands; at the end a vector of sums."""
+        vectors = self.held[-1][0]
+        needed = self.depth * len(self.loads) * vectors + self._kept_vectors(vectors)
+        return max(needed * 16, self.vec * self.dtype.acc.size if self.sums else 0)
+
+    @property
+    def fixed(self):
+        """Bytes of shared memory a block: for each reduction a place for each warp and for each block of a cluster (8), for
+        each pass a post, all that twice, since the next row comes before all have read them."""
+        size = 2 * (self.slots * (32 + 8) * self.dtype.acc.size + len(self.cuda.passes) * 8)
+        return -(-size // 16) * 16
+
+    @property
+    def late_sums(self):
+        """{gradient that is summed over the rows and needs every pass: its text}."""
+        return {s.name: self.cuda.texts[s.name] for s in self.sums if s.name in self.cuda.texts}
 
     @property
     def transcendental(self):
         return any(self.graph.nodes[i].op in TRANSCENDENTAL for i in self.graph.reachable(self.roots))
-
-    @property
-    def held_threads(self):
-        """Threads of a block at most, by how many vectors are held: a row's, or those of a block that has several."""
-        least, most = (256, "512") if self.sums else (128, "KFI_LINE_MOST")
-        return "".join(f"held == {held} ? {max(threads, least)} : " for held, threads in self.held) + most
 
     @property
     def kernel_parameters(self):
@@ -273,11 +336,21 @@ class RowKernel(Kernel):
 
     @property
     def instances(self):
-        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {whole}>)" for held, _ in [*self.held, (0, 0)] for whole in (1, 0)]
+        """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
+        held = [vectors for vectors, *_ in self.held]
+        found = [(v, 0) for v in held[:-1]] + [(held[-1], 1), (0, int(bool(self.sums)))]
+        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {walk}, {whole}>)" for held, walk in found for whole in (1, 0)]
+
+    @property
+    def bounds(self):
+        """Threads of a block at most: of a row, or of several rows' blocks."""
+        least = 256 if self.sums else 128
+        found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
+        return f"walk ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024"
 
     @property
     def held_table(self):
-        return ", ".join(f"{{{held}, {threads}}}" for held, threads in self.held)
+        return ", ".join(f"{{{', '.join(map(str, h))}}}" for h in self.held)
 
     # ---- C -----------------------------------------------------------------------------------------------------------
 
@@ -286,12 +359,7 @@ class RowKernel(Kernel):
         target = self.cpu_target(act)
         graph, roots = self.graph, self.roots
         if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
-            scalars = {}
-
-            def of(g):
-                return {s: g.var(s) for s in act.scalars}
-
-            graph, roots = copy(graph, roots, scalars, act=(lambda g, x: act.build(g, x, of(g)), lambda g, x, dy: act.build_bwd(g, x, dy, of(g))))
+            graph, roots = inlined(graph, roots, act)
         env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values}
         return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env)
 
@@ -347,5 +415,4 @@ class RowKernel(Kernel):
         return f"kfi_cpu_load_{s.dtype.word}({s.name}[row])" if s.dtype.size == 2 else f"{s.name}[row]"
 
 
-assert ROW < ELEM
 model.FAMILIES["row"] = RowKernel

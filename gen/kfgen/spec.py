@@ -4,10 +4,11 @@
 import keyword
 import pathlib
 import re
+import struct
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kfgen.expr import BOOLEAN, COUNT, OVER_ROWS, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
+from kfgen.expr import BOOLEAN, COUNT, ELEM, OVER_ROWS, PER_COUNT, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
 from kfgen.paths import SPECS
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
@@ -21,8 +22,8 @@ MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 # What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p) and calls its own
-# temporaries (t0, row0).
-DERIVED = re.compile(r".*_(?:[vfnsjitap]|to|past)\Z|(t|row)\d+\Z")
+# temporaries (t0, row0, kept0).
+DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
@@ -334,7 +335,7 @@ def _load_op(spec, file, pattern, f, builtin):
     if op.types not in ("one", "pairs", "weights"):
         raise f.error("types", f"is {op.types!r}", 'write "one", "pairs" or "weights"')
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
-        raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, a "row" has dtype = "U"')
+        raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, an operand has dtype = "U"')
     spec.ops[pattern] = op
 
 
@@ -345,16 +346,31 @@ def _row_fields(f, family, taken, operands):
     if family != "row" and (saved or grads):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
-    if family == "row" and COUNT in {*names, *saved}:
-        raise f.error("operands", f"the name `{COUNT}` cannot be used", UNUSABLE)
-    for name, text in saved.items():
-        if not isinstance(text, str) or not usable(name) or name in names:
-            raise f.error("saved", f"`{name}` cannot be used", UNUSABLE)
+    for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
+        for name in (COUNT, PER_COUNT):
+            if family == "row" and name in given:
+                raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
+    for field_, table in (("saved", saved), ("grads", grads)):
+        for name, text in table.items():
+            if not isinstance(text, str):
+                raise f.error(field_, f"{name} is {text!r}", "give it an expression, in quotes")
+    for name in saved:
+        if not usable(name) or name in names or name in (COUNT, PER_COUNT):
+            raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
     wanted = [o.name for o in operands if o.grad]
-    for name, text in grads.items():
-        if not isinstance(text, str) or name not in wanted:
+    for name in grads:
+        if name not in wanted:
             raise f.error("grads", f"`{name}` is no operand with a gradient", f"those are: {', '.join(wanted) or 'none'}")
     return saved, grads
+
+
+def _held(value):
+    """Whether every dtype holds the number as it is."""
+    try:
+        f16, f32 = struct.pack(">e", value), struct.pack(">f", value)
+    except (OverflowError, struct.error):  # of a float, of an integer
+        return False
+    return struct.unpack(">e", f16)[0] == value == struct.unpack(">f", f32[:2] + bytes(2))[0] and abs(value) <= 65504
 
 
 def _operands(f, scalars, family):
@@ -376,10 +392,13 @@ def _operands(f, scalars, family):
         absent = value.get("absent")
         if absent is not None and (family != "row" or value["kind"] != "row" or isinstance(absent, bool) or not isinstance(absent, (int, float))):
             raise f.error("operands", f"{name} has absent = {absent!r}", 'a "row" of an op over rows may be absent: absent = 1, its value then')
+        if absent is not None and not _held(absent):
+            raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()
         if operand.dtype not in ("T", *others):
-            raise f.error("operands", f"{name} has dtype {operand.dtype!r}", 'use "T"; rows and channels may be "acc", those of ops over rows "U"')
+            fix = 'use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U"'
+            raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
         for n in {operand.name, *operand.values}:
@@ -389,7 +408,10 @@ def _operands(f, scalars, family):
         operands.append(operand)
     kinds = {o.kind for o in operands}
     if not kinds & {"elem", "half"}:
-        raise f.error("operands", "has no operand with the shape of the result", 'make at least one of them "elem" or "half"')
+        whole = " or ".join(f'"{kind}"' for kind in FAMILIES[family] if kind in ("elem", "half"))
+        raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
+    if family == "row" and not any(o.grad for o in operands):
+        raise f.error("operands", "has no operand with a gradient", "leave out grad = false of one of them")
     if "channel" in kinds and kinds & {"row", "half"}:
         raise f.error("operands", 'mixes "channel" with "row" or "half"', "an op has one kind of broadcast")
     if "half" in kinds and any(o.kind == "row" and o.grad for o in operands):
@@ -409,7 +431,7 @@ def _activations_of(spec, op):
 
 def _check_scalars(op, act):
     """An activation's scalars are arguments beside the op's own."""
-    taken = {*op.scalars, *op.outputs, *(n for o in op.operands for n in (o.name, *o.values))}
+    taken = {*op.scalars, *op.outputs, *op.saved, *(n for o in op.operands for n in (o.name, *o.values))}
     taken |= {f"d{n}" for n in taken}
     for name in act.scalars:
         if name in taken and op.has_act:
@@ -441,48 +463,66 @@ def op_gradients(op, graph, env, outputs):
     wanted = [v for o in op.operands if o.grad for v in o.values]
     derived = [v for v in wanted if v not in op.grads]
     found = gradient(graph, {outputs[n]: douts[n] for n in outputs}, [env[v] for v in derived]) if derived else {}
-    names = {**env, **{n: graph.var(n) for n in outputs}, **{f"d{n}": d for n, d in douts.items()}, "act_bwd": None}
+    names = {**env, **{n: graph.var(n) for n in outputs}, **{f"d{n}": d for n, d in douts.items()}} | ({"act_bwd": None} if op.has_act else {})
     return {v: parse(graph, op.grads[v], names) if v in op.grads else found[env[v]] for v in wanted}
 
 
 def _check_expressions(op):
-    field_ = "expr"
+    field_ = "saved"
     try:
+        op_graph(replace(op, outputs={}))
+        field_ = "expr"
         graph, env, outputs = op_graph(op)
         if op.family == "row":
             _check_rows(op, graph, env, outputs)
+        used = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+        for o in op.operands:
+            if not used & set(o.values):
+                raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
+        if op.family == "row":
+            op_gradients(replace(op, grads={}), *op_graph(op))
             field_ = "grads"
-            op_gradients(op, *op_graph(op))
+            _check_grads(op, *op_graph(op))
     except ExprError as e:
         raise SpecError(op.file, f"op.{op.pattern}", field_, str(e), "see the expression language in docs/hacking.md") from None
-    used = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
-    for o in op.operands:
-        if not used & set(o.values):
-            raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
     if op.has_act and not graph.uses("act", outputs.values()):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
     if op.ints:
-        _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
         if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands) or op.family == "row":
             raise SpecError(op.file, f"op.{op.pattern}", "ints", "needs elem operands alone, without scalars, dropout and rows", "drop ints")
+        _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
 
 
 def _check_rows(op, graph, env, outputs):
     def wrong(field_, problem, fix):
         return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
 
-    if not any(o.kind == "elem" for o in op.operands):
-        raise wrong("operands", 'has no "elem"', "a row is a row of one of them")
     if op.types == "pairs":
-        raise wrong("types", f"is {op.types!r}", "ops over rows have one dtype")
+        raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
     for name in op.saved:
         if graph.level(env[name]) != ROW:
-            raise wrong("saved", f"`{name}` is not the same for a row, or for all of them", "save sums and what is made of them")
+            problem = "differs within a row" if graph.level(env[name]) == ELEM else "reads no tensor"
+            raise wrong("saved", f"`{name}` {problem}", "save what is the same for a row: sums and what is made of them")
     for name, node in outputs.items():
         if graph.level(node) == UNIFORM:
             raise wrong("expr", f"`{name}` reads no tensor", "write an expression of the operands")
     if not stages(graph, [*outputs.values(), *(env[n] for n in op.saved)]):
         raise wrong("expr", "reduces nothing over a row", 'leave out family = "row"')
+
+
+def _check_grads(op, graph, env, outputs):
+    """That a gradient there is, and that a closed one differs over what its operand differs over."""
+    def wrong(field_, problem, fix):
+        return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
+
+    for name, node in op_gradients(op, graph, env, outputs).items():
+        level = UNIFORM if node is None else graph.level(node)
+        if level == UNIFORM and name in op.grads:
+            raise wrong("grads", f"that of `{name}` reads no tensor", "write an expression of the operands, the results and their gradients")
+        if level == UNIFORM:
+            raise wrong("operands", f"the gradient for `{name}` is zero", "add grad = false to it")
+        if level == ELEM and graph.level(env[name]) == ROW:
+            raise wrong("grads", f"that of `{name}` differs within a row, `{name}` does not", "add up what its elements give: sum(...)")
 
 
 def _check_ints(graph, roots, file, entry):

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs a launch: its blocks one after the other, a block's threads as fibers that change places at barriers and warp words.
+/* Runs a launch: its blocks one after the other, a block's threads as fibers that change places at barriers and warp words. The
+   blocks of a cluster run at the same time: their threads all change places with each other.
 
    In what order they run is kf_emu_order's choice, and no result may depend on it. A block ends when all its threads have
    returned. When no thread can go on before that, some barrier or warp word was not reached by all that it waits for: the
    report lists the threads and where they are. A barrier waits for every thread of the block, returned ones too, which is
-   stricter than the hardware and what the language promises.
+   stricter than the hardware and what the language promises. A cluster's barrier waits for those alone that have not returned,
+   as PTX has it.
 
    This file is compiled without sanitizers; KF_EMU_ASAN and KF_EMU_TSAN tell it to announce its fibers to theirs. For
    ThreadSanitizer every thread of every block is a fiber of its own, ordered with others by the launch and by barriers alone. */
 #include "cuda_runtime.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,6 +31,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 #define MOST_THREADS 1024
+#define MOST_BLOCKS 8 /* of a cluster */
+#define MOST_DYNAMIC (48 << 10)
 #define WARP 32
 
 uint3 threadIdx, blockIdx;
@@ -53,8 +58,8 @@ __asm__(".text\n.globl kf_emu_switch\n.hidden kf_emu_switch\n.type kf_emu_switch
 #error "the emulation switches stacks in assembler, written for x86-64"
 #endif
 
-enum { NEW, READY, AT_BARRIER, AT_WARP, DONE };
-static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at", "has returned"};
+enum { NEW, READY, AT_BARRIER, AT_WARP, AT_CLUSTER, WRONG, DONE };
+static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at", "waits at", "is at", "has returned"};
 
 struct fiber {
     void *sp;
@@ -65,15 +70,21 @@ struct fiber {
 };
 
 struct thread {
-    int state;
+    int state, line;
     fiber *on;
-    const char *word, *file; /* what it waits at */
-    int line;
-    int kind, predicate;   /* of a barrier */
-    int phase, warp_phase; /* barriers so far; meetings of the whole warp */
+    const char *word, *file; /* what it waits at, in `line` */
+    int kind, predicate;     /* of a barrier */
+    int phase, warp_phase;   /* barriers so far; meetings of the whole warp */
     unsigned mask;
     int source;
+    int arrivals, waits; /* at the cluster's barrier so far */
     uint64_t value, result;
+};
+
+struct block {
+    uint3 index;
+    int begun, waiting, done; /* threads */
+    char *dynamic;
 };
 
 static struct {
@@ -82,8 +93,13 @@ static struct {
     size_t main_bytes;
     fiber *free_fibers, *used_fibers; /* used: not to be taken again in this launch */
     int fibers;
-    thread threads[MOST_THREADS];
-    int count, waiting, done, current;
+    block blocks[MOST_BLOCKS];
+    int count, size;          /* threads of a block, blocks of a cluster */
+    int current;              /* thread */
+    int done, arrived, phase; /* of the cluster: threads that returned; of its barrier, those that came and how often it was */
+    size_t dynamic_bytes;
+    const char *fault; /* what the current thread is WRONG for: takes its number and another one */
+    unsigned fault_number;
     const void *function;
     kf_emu_call call;
     void *const *args;
@@ -93,8 +109,11 @@ static struct {
     char launch_mark, done_mark; /* what ThreadSanitizer orders by, and mark_of() */
     unsigned blocks_run;
     char report[4096];
+    thread threads[MOST_BLOCKS * MOST_THREADS]; /* those of a cluster's next block begin MOST_THREADS further on */
 } emu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static block *block_of(int t) { return &emu.blocks[(unsigned)t / MOST_THREADS]; }
 
 static void to_main()
 {
@@ -108,6 +127,18 @@ static void to_main()
     kf_emu_switch(&f->sp, emu.main_sp);
 #if defined(KF_EMU_ASAN)
     __sanitizer_finish_switch_fiber(f->fake, &emu.main_stack, &emu.main_bytes);
+#endif
+}
+
+static void end_thread(int t)
+{
+    block *const b = block_of(t);
+    emu.threads[t].state = DONE;
+    ++emu.done;
+    ++b->done;
+    if (emu.threads[t].arrivals == emu.phase) ++emu.arrived;
+#if defined(KF_EMU_ASAN) /* other blocks may have its address still, and nobody the memory */
+    if (b->dynamic && b->done == emu.count) __asan_poison_memory_region(b->dynamic, emu.dynamic_bytes);
 #endif
 }
 
@@ -125,8 +156,7 @@ static void fiber_main()
 #if defined(KF_EMU_TSAN)
         __tsan_release(&emu.done_mark);
 #endif
-        emu.threads[t].state = DONE;
-        ++emu.done;
+        end_thread(t);
         to_main();
     }
 }
@@ -185,11 +215,16 @@ static void give_fiber(fiber *f)
 static void run_thread(int t)
 {
     thread *self = &emu.threads[t];
+    const unsigned number = (unsigned)t % MOST_THREADS;
     emu.current = t;
-    threadIdx.x = (unsigned)t % blockDim.x;
-    threadIdx.y = (unsigned)t / blockDim.x % blockDim.y;
-    threadIdx.z = (unsigned)t / blockDim.x / blockDim.y;
-    if (self->state == NEW) self->on = take_fiber();
+    if (emu.size > 1) blockIdx = block_of(t)->index;
+    threadIdx.x = number % blockDim.x;
+    threadIdx.y = number / blockDim.x % blockDim.y;
+    threadIdx.z = number / blockDim.x / blockDim.y;
+    if (self->state == NEW) {
+        self->on = take_fiber();
+        ++block_of(t)->begun;
+    }
     self->state = READY;
 #if defined(KF_EMU_TSAN)
     __tsan_switch_to_fiber(self->on->tsan, __tsan_switch_to_fiber_no_sync);
@@ -223,15 +258,16 @@ static void begin_report(const char *format, ...)
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     emu.report[0] = 0;
-    say("%s, block (%u, %u, %u) of (%u, %u, %u): %s\n", emu.name, blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z,
-        text);
+    say("%s, block (%u, %u, %u) of (%u, %u, %u)", emu.name, blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z);
+    if (emu.size > 1) say(" in a cluster of %d", emu.size);
+    say(": %s\n", text);
     emu.failed = true;
 }
 
 static bool same_place(const thread *a, const thread *b)
 {
     if (a->state != b->state) return false;
-    if (a->state != AT_BARRIER && a->state != AT_WARP) return true;
+    if (a->state == NEW || a->state == READY || a->state == DONE) return true;
     return a->line == b->line && a->mask == b->mask && (a->word == b->word || strcmp(a->word, b->word) == 0) &&
            (a->file == b->file || strcmp(a->file, b->file) == 0);
 }
@@ -241,49 +277,66 @@ static void list_threads(int first, int count)
 {
     bool told[MOST_THREADS] = {};
     for (int t = first; t < first + count; ++t) {
-        if (told[t]) continue;
+        if (told[t - first]) continue;
         const thread *a = &emu.threads[t];
         const char *between = "  threads ";
         for (int i = t; i < first + count; ++i) {
-            if (told[i] || !same_place(a, &emu.threads[i])) continue;
+            if (told[i - first] || !same_place(a, &emu.threads[i])) continue;
             int last = i;
             while (last + 1 < first + count && same_place(a, &emu.threads[last + 1])) ++last;
-            for (int k = i; k <= last; ++k) told[k] = true;
-            say(last > i ? "%s%d-%d" : "%s%d", between, i, last);
+            for (int k = i; k <= last; ++k) told[k - first] = true;
+            say(last > i ? "%s%d-%d" : "%s%d", between, i % MOST_THREADS, last % MOST_THREADS);
             between = ", ";
             i = last;
         }
         say(": %s", STATES[a->state]);
-        if (a->state == AT_BARRIER) say(" %s, %s:%d", a->word, a->file, a->line);
+        if (a->state == AT_BARRIER || a->state == AT_CLUSTER || a->state == WRONG) say(" %s, %s:%d", a->word, a->file, a->line);
         if (a->state == AT_WARP) say(" %s of lanes %08x, %s:%d", a->word, a->mask, a->file, a->line);
         say("\n");
     }
 }
 
+static void list_cluster()
+{
+    for (int b = 0; b < emu.size; ++b) {
+        const uint3 i = emu.blocks[b].index;
+        if (emu.size > 1) say("  of block (%u, %u, %u):\n", i.x, i.y, i.z);
+        list_threads(b * MOST_THREADS, emu.count);
+    }
+}
+
 #if defined(KF_EMU_TSAN)
-/* What those who meet are ordered by: place 0 is the block's barrier, 1 + w its warp w. Another mark every other phase, since one
-   who is late must not see what others did after the meeting, and for the next block. */
+/* What those who meet are ordered by: place 0 is the block's barrier, 1 + w its warp w, 33 its cluster's barrier (the mark of the
+   first block). Another mark every other phase, since one who is late must not see what others did after the meeting, and for
+   the next block. */
 static char *mark_of(int place, int phase)
 {
     static char marks[1 << 16];
-    return &marks[((emu.blocks_run * 33 + (unsigned)place) * 2 + (unsigned)phase % 2) % sizeof marks];
+    const unsigned block = emu.blocks_run + (place == 33 ? 0 : (unsigned)emu.current / MOST_THREADS);
+    return &marks[((block * 34 + (unsigned)place) * 2 + (unsigned)phase % 2) % sizeof marks];
 }
 #endif
 
 /* ---- barriers and warps. A thread that waits goes back to main, which goes on with it when its state is READY again. */
 
-int kf_emu_barrier(int kind, int predicate, const char *file, int line)
+static thread *come_to(int state, unsigned mask, const char *word, const char *file, int line)
 {
     thread *self = &emu.threads[emu.current];
-    const char *const words[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or", "__syncthreads_count"};
-    self->state = AT_BARRIER;
-    self->word = words[kind];
+    self->state = state;
+    self->mask = mask;
+    self->word = word;
     self->file = file;
     self->line = line;
-    self->mask = 0;
+    return self;
+}
+
+int kf_emu_barrier(int kind, int predicate, const char *file, int line)
+{
+    const char *const words[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or", "__syncthreads_count"};
+    thread *self = come_to(AT_BARRIER, 0, words[kind], file, line);
     self->kind = kind;
     self->predicate = predicate != 0;
-    ++emu.waiting;
+    ++block_of(emu.current)->waiting;
 #if defined(KF_EMU_TSAN)
     char *const mark = mark_of(0, self->phase++);
     __tsan_release(mark);
@@ -295,20 +348,22 @@ int kf_emu_barrier(int kind, int predicate, const char *file, int line)
     return (int)self->result;
 }
 
-static void end_barrier()
+/* All threads of a block are at a barrier. */
+static void end_barrier(block *b)
 {
+    thread *const threads = &emu.threads[(b - emu.blocks) * MOST_THREADS];
     int sum = 0;
-    emu.waiting = 0;
+    b->waiting = 0;
     for (int t = 0; t < emu.count; ++t) {
-        if (!same_place(&emu.threads[t], &emu.threads[0])) {
+        if (!same_place(&threads[t], &threads[0])) {
             begin_report("threads meet at different barriers");
-            list_threads(0, emu.count);
+            list_threads((int)(threads - emu.threads), emu.count);
             return;
         }
-        sum += emu.threads[t].predicate;
+        sum += threads[t].predicate;
     }
     for (int t = 0; t < emu.count; ++t) {
-        thread *a = &emu.threads[t];
+        thread *a = &threads[t];
         a->result = (uint64_t)(a->kind == KF_EMU_AND ? sum == emu.count : a->kind == KF_EMU_OR ? sum > 0 : sum);
         a->state = READY;
     }
@@ -318,12 +373,7 @@ unsigned kf_emu_lane() { return (unsigned)emu.current % WARP; }
 
 uint64_t kf_emu_exchange(const char *word, unsigned mask, uint64_t value, int source, const char *file, int line)
 {
-    thread *self = &emu.threads[emu.current];
-    self->state = AT_WARP;
-    self->word = word;
-    self->file = file;
-    self->line = line;
-    self->mask = mask;
+    thread *self = come_to(AT_WARP, mask, word, file, line);
     self->value = value;
     self->source = source;
     to_main();
@@ -334,7 +384,7 @@ void kf_emu_syncwarp(unsigned mask, const char *file, int line)
 {
 #if defined(KF_EMU_TSAN)
     thread *self = &emu.threads[emu.current];
-    char *const mark = mark_of(1 + emu.current / WARP, mask == 0xffffffffu ? self->warp_phase++ : 0);
+    char *const mark = mark_of(1 + emu.current % MOST_THREADS / WARP, mask == 0xffffffffu ? self->warp_phase++ : 0);
     __tsan_release(mark);
 #endif
     kf_emu_exchange("__syncwarp", mask, 0, -1, file, line);
@@ -350,13 +400,13 @@ static void meet_lanes(int t)
     const int first = t / WARP * WARP;
     uint64_t bits = 0;
     if (!(self->mask >> (t - first) & 1)) {
-        begin_report("thread %d is not in the mask that it gives", t);
+        begin_report("thread %d is not in the mask that it gives", t % MOST_THREADS);
         list_threads(t, 1);
         return;
     }
     for (int lane = 0; lane < WARP; ++lane) {
         if (!(self->mask >> lane & 1)) continue;
-        if (first + lane >= emu.count || !same_place(&emu.threads[first + lane], self)) return;
+        if (first % MOST_THREADS + lane >= emu.count || !same_place(&emu.threads[first + lane], self)) return;
         bits |= (emu.threads[first + lane].value & 1) << lane;
     }
     for (int lane = 0; lane < WARP; ++lane) {
@@ -369,8 +419,102 @@ static void meet_lanes(int t)
         if (self->mask >> lane & 1) emu.threads[first + lane].state = READY;
 }
 
-/* ---- shared memory: full of NaN, by mapping a file again whose bytes are all ones. What a block has not touched costs
-   nothing then. */
+/* ---- clusters */
+
+unsigned kf_emu_cluster_rank() { return (unsigned)emu.current / MOST_THREADS; }
+unsigned kf_emu_cluster_size() { return (unsigned)emu.size; }
+
+/* The thread that runs ends the launch; main writes the report. */
+[[noreturn]] static void stop(const char *fault, unsigned number)
+{
+    emu.threads[emu.current].state = WRONG;
+    emu.fault = fault;
+    emu.fault_number = number;
+    to_main();
+    abort();
+}
+
+void kf_emu_cluster_arrive(const char *file, int line)
+{
+    thread *self = come_to(READY, 0, "barrier.cluster.arrive", file, line);
+    if (self->arrivals > self->waits) stop("thread %u comes to the cluster's barrier twice without a wait between", 0);
+#if defined(KF_EMU_TSAN)
+    __tsan_release(mark_of(33, self->arrivals));
+#endif
+    ++self->arrivals;
+    ++emu.arrived;
+}
+
+void kf_emu_cluster_wait(const char *file, int line)
+{
+    thread *self = come_to(READY, 0, "barrier.cluster.wait", file, line);
+    if (self->arrivals == self->waits) stop("thread %u waits at the cluster's barrier without having come to it", 0);
+    if (++self->waits > emu.phase) {
+        self->state = AT_CLUSTER;
+        to_main();
+    }
+#if defined(KF_EMU_TSAN)
+    __tsan_acquire(mark_of(33, self->waits - 1));
+#endif
+}
+
+/* All threads have come, or returned: those do for all later phases too. That orders nothing of what they wrote since they came
+   last: ThreadSanitizer is not told. */
+static void end_cluster_barrier()
+{
+    ++emu.phase;
+    emu.arrived = emu.done;
+    for (int b = 0; b < emu.size; ++b)
+        for (thread *a = &emu.threads[b * MOST_THREADS], *end = a + emu.count; a < end; ++a)
+            if (a->state == AT_CLUSTER) a->state = READY;
+}
+
+char *kf_emu_dynamic() { return block_of(emu.current)->dynamic; }
+
+void *kf_emu_remote_bytes(const void *p, size_t bytes, unsigned rank, const char *file, int line)
+{
+    const block *const own = block_of(emu.current), *const other = &emu.blocks[rank % MOST_BLOCKS];
+    const size_t at = (uintptr_t)p - (uintptr_t)own->dynamic;
+    come_to(READY, 0, "mapa", file, line);
+    if (!own->dynamic || at > emu.dynamic_bytes || bytes > emu.dynamic_bytes - at)
+        stop("thread %u has an address outside of its block's dynamic memory", 0);
+    if (rank >= (unsigned)emu.size) stop("thread %u wants memory of block %u of the cluster, which is smaller", rank);
+    if (other->begun == 0)
+        stop("thread %u wants memory of block %u of the cluster, which need not have begun: no barrier came before", rank);
+    if (other->done == emu.count) stop("thread %u wants memory of block %u of the cluster, which has ended", rank);
+    return other->dynamic + at;
+}
+
+/* ---- shared memory: full of NaN. Dynamic memory is a block of the heap, so that AddressSanitizer sees its end. ThreadSanitizer
+   would take it for a race that main frees or fills again what threads used; it forgets what it saw where memory is mapped anew. */
+
+static char *take_dynamic()
+{
+    void *p = nullptr;
+    if (emu.dynamic_bytes == 0) return nullptr;
+#if defined(KF_EMU_TSAN)
+    p = mmap(nullptr, MOST_DYNAMIC, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const bool good = p != MAP_FAILED;
+#else
+    const bool good = posix_memalign(&p, 16, emu.dynamic_bytes) == 0;
+#endif
+    if (!good) {
+        perror("kf_emu: no memory for a block");
+        abort();
+    }
+    return (char *)memset(p, 0xff, emu.dynamic_bytes);
+}
+
+static void give_dynamic(char *p)
+{
+#if defined(KF_EMU_TSAN)
+    if (p) munmap(p, MOST_DYNAMIC);
+#else
+    free(p);
+#endif
+}
+
+/* Static memory is filled by mapping a file again whose bytes are all ones. What a block has not touched costs nothing then. */
 
 extern "C" char kf_emu_shared_begin[] __attribute__((visibility("hidden")));
 extern "C" char kf_emu_shared_end[] __attribute__((visibility("hidden")));
@@ -398,6 +542,23 @@ static void poison_shared()
     if (mmap(kf_emu_shared_begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) != kf_emu_shared_begin) abort();
 }
 
+/* Whether anybody wrote to static memory since: a page of it is no longer the file's (Linux: admin-guide/mm/pagemap). */
+static bool wrote_shared()
+{
+    const size_t page = 4096, most = 512, pages = (size_t)(kf_emu_shared_end - kf_emu_shared_begin) / page;
+    const int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint64_t entries[most] = {};
+    bool wrote = false;
+    for (size_t at = 0; file >= 0 && at < pages && !wrote; at += most) {
+        const size_t n = pages - at < most ? pages - at : most;
+        const off_t place = (off_t)(((uintptr_t)kf_emu_shared_begin / page + at) * sizeof *entries);
+        if (pread(file, entries, n * sizeof *entries, place) != (ssize_t)(n * sizeof *entries)) break;
+        for (size_t i = 0; i < n; ++i) wrote |= entries[i] >> 62 != 0 && (entries[i] >> 61 & 1) == 0;
+    }
+    if (file >= 0) close(file);
+    return wrote;
+}
+
 /* ---- a launch */
 
 static unsigned random_below(unsigned n)
@@ -419,58 +580,75 @@ static void put_in_order(unsigned *list, unsigned n)
     }
 }
 
-static void run_block()
+/* The blocks of a cluster, or one block: those from number `first` of the grid on. */
+static void run_cluster(unsigned first)
 {
-    unsigned order[MOST_THREADS];
-    emu.waiting = emu.done = 0;
-    ++emu.blocks_run;
-    for (int t = 0; t < emu.count; ++t) emu.threads[t] = thread{};
-    poison_shared();
+    unsigned order[MOST_BLOCKS * MOST_THREADS];
+    const int count = emu.size * emu.count;
+    emu.done = emu.arrived = emu.phase = 0;
+    for (int i = 0; i < emu.size; ++i) {
+        block *b = &emu.blocks[i];
+        const unsigned number = first + (unsigned)i;
+        *b = block{};
+        b->index.x = number % gridDim.x;
+        b->index.y = number / gridDim.x % gridDim.y;
+        b->index.z = number / gridDim.x / gridDim.y;
+        b->dynamic = take_dynamic();
+        for (int t = 0; t < emu.count; ++t) emu.threads[i * MOST_THREADS + t] = thread{};
+    }
+    blockIdx = emu.blocks[0].index;
+    if (emu.size == 1) poison_shared();
 #if defined(KF_EMU_TSAN)
     __tsan_release(&emu.launch_mark);
 #endif
-    while (emu.done < emu.count && !emu.failed) {
+    while (emu.done < count && !emu.failed) {
         bool moved = false;
-        put_in_order(order, (unsigned)emu.count);
-        for (int i = 0; i < emu.count && !emu.failed; ++i) {
-            const int t = (int)order[i];
+        put_in_order(order, (unsigned)count);
+        for (int i = 0; i < count && !emu.failed; ++i) {
+            int t = (int)order[i];
+            if (emu.size > 1) t = t / emu.count * MOST_THREADS + t % emu.count;
             if (emu.threads[t].state != NEW && emu.threads[t].state != READY) continue;
             moved = true;
             run_thread(t);
-            if (emu.waiting == emu.count) end_barrier();
+            if (block_of(t)->waiting == emu.count) end_barrier(block_of(t));
+            if (emu.arrived == count && emu.done < count) end_cluster_barrier();
             if (emu.threads[t].state == AT_WARP) meet_lanes(t);
+            if (emu.threads[t].state == WRONG) {
+                begin_report(emu.fault, (unsigned)t % MOST_THREADS, emu.fault_number);
+                list_cluster();
+            }
         }
         if (!moved) {
             begin_report("no thread can go on: a barrier or a warp's word was not reached by all that it waits for");
-            list_threads(0, emu.count);
+            list_cluster();
         }
     }
+    for (int i = 0; i < emu.size; ++i) give_dynamic(emu.blocks[i].dynamic);
+    emu.blocks_run += (unsigned)emu.size;
 }
 
 /* Threads that never return leave their stacks as they are. */
 static void drop_threads()
 {
-    for (int t = 0; t < emu.count; ++t) {
-        thread *a = &emu.threads[t];
+    for (int i = 0; i < emu.size * emu.count; ++i) {
+        thread *a = &emu.threads[i / emu.count * MOST_THREADS + i % emu.count];
         if (a->state != NEW && a->state != DONE) end_fiber(a->on);
     }
 }
 
 static void run_grid()
 {
-    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-    unsigned *order = (unsigned *)malloc(blocks * sizeof *order);
+    const unsigned clusters = gridDim.x * gridDim.y * gridDim.z / (unsigned)emu.size;
+    unsigned *order = (unsigned *)malloc(clusters * sizeof *order);
     emu.random = kf_emu_seed * 0x9E3779B97F4A7C15ull | 1;
-    put_in_order(order, blocks);
+    put_in_order(order, clusters);
+    if (emu.size > 1) poison_shared();
 #if defined(KF_EMU_TSAN)
     emu.main_tsan = __tsan_get_current_fiber();
 #endif
-    for (unsigned i = 0; i < blocks && !emu.failed; ++i) {
-        blockIdx.x = order[i] % gridDim.x;
-        blockIdx.y = order[i] / gridDim.x % gridDim.y;
-        blockIdx.z = order[i] / gridDim.x / gridDim.y;
-        run_block();
-    }
+    for (unsigned i = 0; i < clusters && !emu.failed; ++i) run_cluster(order[i] * (unsigned)emu.size);
+    if (emu.size > 1 && !emu.failed && wrote_shared())
+        begin_report("a kernel wrote to static shared memory, of which the blocks of a cluster have one copy here: take kf_emu_dynamic()");
     free(order);
 #if defined(KF_EMU_TSAN)
     __tsan_acquire(&emu.done_mark);
@@ -517,6 +695,20 @@ static entry *find_entry(const void *p)
     return nullptr;
 }
 
+/* Gives the blocks of a cluster, 1 if the launch does not ask for any. Error codes as an H100 returns them. */
+static cudaError_t cluster_of(const cudaLaunchConfig_t *config, unsigned *size)
+{
+    *size = 1;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        const auto &d = config->attrs[i].val.clusterDim;
+        if (config->attrs[i].id != cudaLaunchAttributeClusterDimension || (d.x == 0 && d.y == 0 && d.z == 0)) continue;
+        if (d.x == 0 || d.y == 0 || d.z == 0 || d.x > MOST_BLOCKS || config->gridDim.x % d.x != 0) return cudaErrorInvalidClusterSize;
+        if (d.y != 1 || d.z != 1) return cudaErrorNotSupported; /* here */
+        *size = d.x;
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
 {
     const dim3 g = config->gridDim, b = config->blockDim;
@@ -529,7 +721,12 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     if (result == cudaSuccess && (threads == 0 || threads > MOST_THREADS || b.z > 64 || (unsigned long long)g.x * g.y * g.z == 0 ||
                                   g.x > 0x7fffffff || g.y > 65535 || g.z > 65535))
         result = cudaErrorInvalidConfiguration;
-    if (result == cudaSuccess && config->dynamicSmemBytes) result = cudaErrorNotSupported;
+    if (result == cudaSuccess && config->dynamicSmemBytes > MOST_DYNAMIC) result = cudaErrorInvalidValue;
+    unsigned size = 1;
+    if (result == cudaSuccess) result = cluster_of(config, &size);
+#if defined(KF_EMU_TSAN) /* which has no room for more fibers */
+    if (result == cudaSuccess && size * threads > 4096) result = cudaErrorNotSupported;
+#endif
     if (result == cudaSuccess) {
         e->launched = true;
         ++kf_emu_launches;
@@ -538,6 +735,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
         emu.name = e->name;
         emu.args = args;
         emu.count = (int)threads;
+        emu.size = (int)size;
+        emu.dynamic_bytes = config->dynamicSmemBytes;
         emu.failed = false;
         gridDim = g;
         blockDim = b;
@@ -555,11 +754,16 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     return result;
 }
 
+/* Nothing can be asked for: more than 48 KB of dynamic memory is more than the emulated device has. */
+cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaErrorInvalidValue; }
+
 const char *cudaGetErrorString(cudaError_t error)
 {
     switch (error) {
     case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidClusterSize: return "cluster misconfiguration";
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
     case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     case cudaErrorLaunchFailure: return emu.report;
@@ -597,7 +801,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrWarpSize: *value = WARP; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock: *value = MOST_THREADS; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1024; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = MOST_DYNAMIC; return cudaSuccess;
     default: return cudaErrorInvalidValue;
     }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels for the tests of the emulation itself: right ones for each of its words, and one for each fault that it must report.
-   kft_run(which, threads, blocks, out) launches one on `out`, an array of 64-bit words. */
+   kft_run(which, threads, blocks, cluster, bytes, out) launches one on `out`, an array of 64-bit words; in clusters of so many
+   blocks (0: in none), with so many bytes of dynamic memory. */
 #include <cuda_runtime.h>
 
 #include "kf/core/dtype.h"
@@ -28,6 +29,61 @@ template <int unused> static __global__ void reversal(word *out)
     __syncthreads();
     buffer[threadIdx.x] = other;
     out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x] + 10000 * blockIdx.x;
+}
+
+/* Each thread writes what the others of its block do not, and reads what nobody has written. */
+static __global__ void dynamic(word *out)
+{
+    double *const buffer = (double *)kf_emu_dynamic();
+    word *const mine = out + 2 * (blockIdx.x * blockDim.x + threadIdx.x);
+    mine[0] = buffer[threadIdx.x] != buffer[threadIdx.x];
+    buffer[threadIdx.x] = 1000.0 * blockIdx.x + threadIdx.x;
+    __syncthreads();
+    mine[1] = (word)buffer[blockDim.x - 1 - threadIdx.x];
+}
+static __global__ void no_dynamic(word *out)
+{
+    out[0] = (kf_emu_dynamic() == nullptr) + 10 * kf_emu_cluster_size() + 100 * kf_emu_cluster_rank();
+}
+
+static __device__ void cluster_sync()
+{
+    kf_emu_cluster_arrive();
+    kf_emu_cluster_wait();
+}
+
+/* Each thread sends a value to every block of its cluster; sums what its neighbour was sent; fetches the sums of all blocks. */
+static __global__ void all_to_all(word *out)
+{
+    word *const box = (word *)kf_emu_dynamic(), *const sums = box + kf_emu_cluster_size() * blockDim.x;
+    const unsigned rank = kf_emu_cluster_rank(), size = kf_emu_cluster_size(), next = (threadIdx.x + 1) % blockDim.x;
+    word sum = 0, total = 0;
+    kf_emu_cluster_arrive();
+    sums[threadIdx.x] = -1; /* one's own, meanwhile */
+    kf_emu_cluster_wait();
+    for (unsigned r = 0; r < size; ++r) *kf_emu_remote(box + rank * blockDim.x + threadIdx.x, r) = 1000 * blockIdx.x + threadIdx.x + 7 * r;
+    cluster_sync();
+    for (unsigned r = 0; r < size; ++r) sum += box[r * blockDim.x + next];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    sum = sums[next];
+    cluster_sync();
+    for (unsigned r = 0; r < size; ++r) total += *kf_emu_remote(&sums[threadIdx.x], r);
+    kf_emu_cluster_arrive(); /* nobody returns before all have read */
+    out[2 * (blockIdx.x * blockDim.x + threadIdx.x)] = sum;
+    out[2 * (blockIdx.x * blockDim.x + threadIdx.x) + 1] = total;
+    kf_emu_cluster_wait();
+}
+
+/* Threads that have returned count as arrived, whether they did arrive or not. */
+static __global__ void some_return(word *out)
+{
+    if (threadIdx.x % 3 == 0) return;
+    kf_emu_cluster_arrive();
+    if (threadIdx.x % 3 == 1) return;
+    kf_emu_cluster_wait();
+    cluster_sync();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
 }
 
 static __global__ void shuffles(word *out)
@@ -93,6 +149,67 @@ static __global__ void two_barriers(word *out)
     out[0] = 1;
 }
 
+static __global__ void not_all_of_the_cluster(word *out)
+{
+    if (blockIdx.x == 1 && threadIdx.x < 32) __syncthreads();
+    cluster_sync();
+    out[0] = 1;
+}
+static __global__ void arrives_twice(word *)
+{
+    kf_emu_cluster_arrive();
+    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_cluster_arrive(); /* the tests know this one */
+    kf_emu_cluster_wait();
+}
+static __global__ void waits_first(word *)
+{
+    cluster_sync();
+    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_cluster_wait();
+    cluster_sync();
+}
+static __global__ void not_its_memory(word *out)
+{
+    cluster_sync();
+    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_remote(out, 0);
+    cluster_sync();
+}
+static __global__ void beyond_its_memory(word *)
+{
+    cluster_sync();
+    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_remote((word *)(kf_emu_dynamic() + 60), 0); /* of 64 bytes */
+    cluster_sync();
+}
+static __global__ void no_such_block(word *)
+{
+    cluster_sync();
+    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_remote(kf_emu_dynamic(), 2);
+    cluster_sync();
+}
+static __global__ void has_not_begun(word *) { *kf_emu_remote(kf_emu_dynamic(), 1 - kf_emu_cluster_rank()) = 1; }
+static __global__ void has_ended(word *)
+{
+    cluster_sync();
+    if (blockIdx.x == 0) return;
+    cluster_sync();
+    *kf_emu_remote(kf_emu_dynamic(), 0) = 1;
+}
+static __global__ void ended_since(word *)
+{
+    cluster_sync();
+    char *const other = kf_emu_remote(kf_emu_dynamic(), 0);
+    cluster_sync();
+    if (blockIdx.x == 0) return;
+    cluster_sync();
+    *other = 1; /* nobody's */
+}
+static __global__ void static_in_a_cluster(word *out)
+{
+    __shared__ word sum;
+    if (threadIdx.x == 0) sum = blockIdx.x;
+    __syncthreads();
+    out[blockIdx.x] = sum;
+}
+
 static __global__ void lane_is_missing(word *out)
 {
     if (threadIdx.x != 9) out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 1);
@@ -129,6 +246,24 @@ static __global__ void no_race(word *out)
 }
 static __global__ void race_of_blocks(word *out) { out[threadIdx.x] = blockIdx.x; }
 
+/* What was sent to one's own block arrives with a barrier of the cluster alone. */
+static __global__ void race_in_a_cluster(word *out)
+{
+    word *const box = (word *)kf_emu_dynamic();
+    cluster_sync();
+    *kf_emu_remote(box + threadIdx.x, 1 - kf_emu_cluster_rank()) = threadIdx.x;
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x]; /* too early for a block */
+    cluster_sync();
+}
+
+static __global__ void beyond_dynamic(word *out)
+{
+    char *const mine = kf_emu_dynamic() + threadIdx.x;
+    *mine = 1; /* of 41, by 42 threads */
+    out[threadIdx.x] = *mine;
+}
+
 static __global__ void beyond_shared(word *out)
 {
     __shared__ word buffer[16];
@@ -137,13 +272,17 @@ static __global__ void beyond_shared(word *out)
     out[threadIdx.x] = *mine;
 }
 
-extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, word *out)
+extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, unsigned cluster, unsigned bytes, word *out)
 {
     static const struct {
         const char *name;
         void (*kernel)(word *);
     } kernels[] = {{"unwritten", unwritten<0>},
                    {"reversal", reversal<0>},
+                   {"dynamic", dynamic},
+                   {"no_dynamic", no_dynamic},
+                   {"all_to_all", all_to_all},
+                   {"some_return", some_return},
                    {"shuffles", shuffles},
                    {"votes", votes},
                    {"atomics", atomics},
@@ -151,6 +290,16 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, wor
                    {"order", order},
                    {"barrier_not_reached", barrier_not_reached},
                    {"two_barriers", two_barriers},
+                   {"not_all_of_the_cluster", not_all_of_the_cluster},
+                   {"arrives_twice", arrives_twice},
+                   {"waits_first", waits_first},
+                   {"not_its_memory", not_its_memory},
+                   {"beyond_its_memory", beyond_its_memory},
+                   {"no_such_block", no_such_block},
+                   {"has_not_begun", has_not_begun},
+                   {"has_ended", has_ended},
+                   {"ended_since", ended_since},
+                   {"static_in_a_cluster", static_in_a_cluster},
                    {"lane_is_missing", lane_is_missing},
                    {"masks_differ", masks_differ},
                    {"not_in_its_mask", not_in_its_mask},
@@ -159,6 +308,8 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, wor
                    {"late_readers", late_readers},
                    {"no_race", no_race},
                    {"race_of_blocks", race_of_blocks},
+                   {"race_in_a_cluster", race_in_a_cluster},
+                   {"beyond_dynamic", beyond_dynamic},
                    {"beyond_shared", beyond_shared}};
     for (const auto &k : kernels) {
         if (strcmp(k.name, which) != 0) continue;
@@ -166,6 +317,15 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, wor
         const bool cube = strcmp(which, "indices") == 0;
         config.gridDim = cube ? dim3(blocks, 3, 2) : dim3(blocks);
         config.blockDim = cube ? dim3(threads, 2, 4) : dim3(threads);
+        config.dynamicSmemBytes = bytes;
+        cudaLaunchAttribute attributes[2] = {}; /* a cluster of 0 x 0 x 0 blocks is none */
+        attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[0].val.programmaticStreamSerializationAllowed = 1;
+        attributes[1].id = cudaLaunchAttributeClusterDimension;
+        attributes[1].val.clusterDim.x = cluster;
+        attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = cluster != 0;
+        config.attrs = attributes;
+        config.numAttrs = 2;
         void *args[] = {&out};
         return cudaLaunchKernelExC(&config, kf_emu_kernel(k.kernel, k.name), args);
     }
@@ -177,6 +337,22 @@ extern "C" int kft_launch_nothing(void)
     cudaLaunchConfig_t config = {};
     config.gridDim = config.blockDim = dim3(1);
     return cudaLaunchKernelExC(&config, nullptr, nullptr);
+}
+
+extern "C" int kft_launch_flat_cluster(void)
+{
+    word out[1], *p = out;
+    void *args[] = {&p};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = attribute.val.clusterDim.y = 2;
+    attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(2, 2);
+    config.blockDim = dim3(1);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelExC(&config, kf_emu_kernel(no_dynamic, "no_dynamic"), args);
 }
 
 extern "C" const char *kft_detail(void) { return ""; }

@@ -33,13 +33,13 @@ def library(variant):
 class Faults:
     def __init__(self, path):
         self.dll = ctypes.CDLL(str(path))
-        self.dll.kft_run.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
+        self.dll.kft_run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p]
         self.emu = emulator.Emulator(self)
 
-    def run(self, which, threads=64, blocks=1, size=4096, order=emulator.FORWARD, seed=1):
+    def run(self, which, threads=64, blocks=1, cluster=0, dynamic=0, size=4096, order=emulator.FORWARD, seed=1):
         out = np.zeros(size, np.int64)
         self.emu.set(order=order, seed=seed)
-        result = self.dll.kft_run(which.encode(), threads, blocks, out.ctypes.data)
+        result = self.dll.kft_run(which.encode(), threads, blocks, cluster, dynamic, out.ctypes.data)
         return result, out
 
 
@@ -63,10 +63,35 @@ class TestWords:
         want = [10000 * b + threads - 1 - t for b in range(3) for t in range(threads)]
         assert result == 0 and list(out[:3 * threads]) == want
 
-    def test_warps(self, faults, order):
-        result, out = faults.run("shuffles", 64, order=order)
+    def test_dynamic_memory(self, faults, order):
+        for threads, blocks, cluster in ((1, 3, 0), (100, 4, 0), (100, 4, 2)):
+            result, out = faults.run("dynamic", threads, blocks, cluster, 8 * threads, order=order)
+            assert result == 0 and [list(pair) for pair in out[:2 * threads * blocks].reshape(-1, 2)] == [
+                [1, 1000 * b + threads - 1 - t] for b in range(blocks) for t in range(threads)]
+        for cluster, want in ((0, 11), (1, 11)):
+            result, out = faults.run("no_dynamic", order=order, cluster=cluster)
+            assert result == 0 and out[0] == want
+
+    @pytest.mark.parametrize("threads, blocks, cluster", [(1, 2, 2), (40, 8, 2), (33, 12, 4), (64, 16, 8), (64, 3, 1), (64, 3, 0)])
+    def test_clusters(self, faults, order, threads, blocks, cluster):
+        n = max(cluster, 1)
+        result, out = faults.run("all_to_all", threads, blocks, cluster=cluster, dynamic=8 * (n + 1) * threads, order=order)
+        cluster_of = [range(b // n * n, b // n * n + n) for b in range(blocks)]
+        sent = [[sum(1000 * other + t + 7 * (b % n) for other in cluster_of[b]) for t in range(threads)] for b in range(blocks)]
+        want = [[sent[b][(t + 2) % threads], sum(sent[other][(t + 1) % threads] for other in cluster_of[b])]
+                for b in range(blocks) for t in range(threads)]
+        assert result == 0 and [list(pair) for pair in out[:2 * threads * blocks].reshape(-1, 2)] == want, faults.emu.report
+
+    def test_a_cluster_as_large_as_can_be(self, faults, order):
+        result, out = faults.run("some_return", 1024, 8, cluster=8, size=8192, order=order)
+        assert result == 0 and list(out) == [int(t % 3 == 2) for _ in range(8) for t in range(1024)]
+
+    @pytest.mark.parametrize("cluster", [0, 2])
+    def test_warps(self, faults, order, cluster):
+        result, out = faults.run("shuffles", 64, 2, cluster=cluster, order=order)
         assert result == 0
-        for t, got in enumerate(out[:512].reshape(64, 8)):
+        for t, got in enumerate(out[:1024].reshape(128, 8)):
+            t %= 64
             lane = t % 32
             down = lane + 4 if lane % 8 < 4 else lane
             up, thirds = lane - 2 if lane >= 2 else lane, sum(1 << i for i in range(0, 32, 3))
@@ -76,15 +101,16 @@ class TestWords:
     def test_votes(self, faults, order):
         result, out = faults.run("votes", 1024, order=order)
         assert result == 0 and set(out[:1024]) == {0 + 10 + 51200}
-        result, out = faults.run("votes", 7, order=order)
+        result, out = faults.run("votes", 7, 4, cluster=4, order=order)
         assert result == 0 and set(out[:7]) == {1 + 0 + 400}
 
     def test_atomics(self, faults, order):
         result, out = faults.run("atomics", 100, 2, order=order)
         assert result == 0 and list(out[[0, 1, 2, 4, 5, 6, 7]]) == [600, 99, -99, 1, 1, 7, 1] and out[3:4].view(np.float64)[0] == 100.0
 
-    def test_indices(self, faults, order):
-        result, out = faults.run("indices", 5, 2, order=order)
+    @pytest.mark.parametrize("cluster", [0, 2])
+    def test_indices(self, faults, order, cluster):
+        result, out = faults.run("indices", 5, 2, cluster=cluster, order=order)
         assert result == 0 and list(out[:12 * 40]) == [1000 * b + t for b in range(12) for t in range(40)]
 
 
@@ -94,6 +120,15 @@ def test_orders(faults):
     assert sorted(seen["random"]) == list(range(120)) and len(set(seen.values())) == 3
     again, other = (tuple(faults.run("order", 40, 3, order=emulator.RANDOM, seed=s)[1][1:121]) for s in (1, 2))
     assert again == seen["random"] and sorted(other) == list(range(120)) and other != again
+
+
+def test_orders_of_clusters(faults):
+    """The threads of all blocks of a cluster, then those of another cluster."""
+    seen = {name: tuple(faults.run("order", 20, 6, cluster=3, order=order)[1][1:121]) for name, order in ORDERS.items()}
+    assert seen["forward"] == tuple(range(120)) and seen["reversed"] == tuple(reversed(range(120)))
+    clusters, blocks = [t // 60 for t in seen["random"]], [t // 20 for t in seen["random"]]
+    assert sorted(seen["random"]) == list(range(120)) and sum(a != b for a, b in zip(clusters, clusters[1:])) == 1
+    assert sum(a != b for a, b in zip(blocks, blocks[1:])) > 40
 
 
 REPORTS = {
@@ -121,6 +156,40 @@ def test_reports(faults, which, order):
     assert faults.run("reversal", 256, order=order)[0] == 0  # and the next launch is as good as any
 
 
+SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faults.cpp:\d+\n"
+OF_CLUSTERS = {
+    "not_all_of_the_cluster": (r"no thread can go on",
+                               r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, .*faults.cpp:\d+\n"
+                               r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n  threads 32-63: waits at barrier.cluster"),
+    "arrives_twice": (r"thread 5 comes to the cluster's barrier twice without a wait between\n", SELF % "barrier.cluster.arrive"),
+    "waits_first": (r"thread 5 waits at the cluster's barrier without having come to it\n", SELF % "barrier.cluster.wait"),
+    "not_its_memory": (r"thread 5 has an address outside of its block's dynamic memory\n", SELF % "mapa"),
+    "beyond_its_memory": (r"thread 5 has an address outside of its block's dynamic memory\n", SELF % "mapa"),
+    "no_such_block": (r"thread 5 wants memory of block 2 of the cluster, which is smaller\n", SELF % "mapa"),
+    "has_not_begun": (r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no barrier came before\n", r"is at mapa"),
+    "has_ended": (r"thread \d+ wants memory of block 0 of the cluster, which has ended\n", r"of block \(0, 0, 0\):\n  threads 0-63: has returned\n"),
+    "static_in_a_cluster": (r"a kernel wrote to static shared memory", r"kf_emu_dynamic"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("which", OF_CLUSTERS)
+def test_reports_of_clusters(faults, which, order):
+    first, rest = OF_CLUSTERS[which]
+    result, _ = faults.run(which, 64, 2, cluster=2, dynamic=64, order=order)
+    text = faults.emu.report
+    assert result == 719 and re.match(rf"{which}, block \([01], 0, 0\) of \(2, 1, 1\) in a cluster of 2: {first}", text), text
+    assert re.search(rest, text), text
+    if which == "arrives_twice":
+        assert f"faults.cpp:{line_of('the tests know this one')}\n" in text
+    assert faults.run("reversal", 256, order=order)[0] == 0
+    assert faults.run("all_to_all", 40, 8, cluster=4, dynamic=1600, order=order)[0] == 0
+
+
+def test_static_memory_without_clusters(faults):
+    assert faults.run("static_in_a_cluster", 64, 2)[0] == 0 and faults.run("static_in_a_cluster", 64, 2, cluster=1)[0] == 0
+
+
 def test_a_warp_that_is_not_whole(faults):
     result, _ = faults.run("beyond_the_warp", threads=40)
     assert result == 719 and "threads 32-39: waits at __shfl_sync of lanes ffffffff" in faults.emu.report
@@ -131,6 +200,9 @@ def test_launches_that_a_device_refuses(faults):
     assert faults.run("no_race", threads=1024)[0] == 0
     assert faults.run("no_race", threads=1025)[0] == 9 and faults.run("no_race", threads=0)[0] == 9 and faults.run("no_race", blocks=0)[0] == 9
     assert faults.dll.kft_launch_nothing() == 98
+    assert faults.run("dynamic", dynamic=48 << 10)[0] == 0 and faults.run("dynamic", dynamic=(48 << 10) + 1)[0] == 1
+    assert faults.run("no_dynamic", blocks=16, cluster=8)[0] == 0 and faults.run("no_dynamic", blocks=16, cluster=16)[0] == 912
+    assert faults.run("no_dynamic", blocks=7, cluster=2)[0] == 912 and faults.dll.kft_launch_flat_cluster() == 801
     faults.emu.set(failure=209)
     before = faults.emu.launches
     assert faults.run("no_race")[0] == 209 and faults.emu.launches == before and faults.run("no_race")[0] == 0
@@ -149,15 +221,15 @@ import test_emulation as t
 faults = t.Faults(sys.argv[1])
 faults.emu.set(aborts=int(sys.argv[4]))
 for which in sys.argv[2].split(","):
-    print(faults.run(which, int(sys.argv[5]), 2)[0])
+    print(faults.run(which, *(int(number) for number in sys.argv[5:]))[0])
 """
 
 
-def in_a_process(path, which, variant=None, aborts=0, threads=64):
+def in_a_process(path, which, variant=None, aborts=0, threads=64, blocks=2, cluster=0, dynamic=0):
     paths = [str(pathlib.Path(__file__).parent), *(str(kflib.ROOT / d) for d in ("tests/support", "gen", "tests"))]
     environment = emulator.sanitizer_environment(variant) if variant else {}
     command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, "-c", SCRIPT, str(path), which, ":".join(paths)]
-    command += [str(aborts), str(threads)]
+    command += [str(number) for number in (aborts, threads, blocks, cluster, dynamic)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
 
 
@@ -183,6 +255,11 @@ def test_races_are_reported():
             done = in_a_process(path, which, "tsan")
             assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, which + done.stderr[:3000]
             assert f"faults.cpp:{line_of(text)}" in done.stderr, done.stderr[:3000]
+        done = in_a_process(path, "dynamic,all_to_all,shuffles,some_return,dynamic,all_to_all", "tsan", blocks=8, cluster=2, dynamic=1600)
+        assert done.returncode == 0 and done.stdout == "0\n" * 6 and "data race" not in done.stderr, done.stderr[:3000]
+        done = in_a_process(path, "race_in_a_cluster", "tsan", cluster=2, dynamic=512)
+        assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, done.stderr[:3000]
+        assert f"faults.cpp:{line_of('too early for a block')}" in done.stderr, done.stderr[:3000]
     finally:
         path.unlink()
 
@@ -194,6 +271,16 @@ def test_accesses_out_of_bounds_are_reported():
         assert done.returncode == 66 and re.search("global-buffer-overflow|insufficient space for an object", done.stderr), done.stderr[:3000]
         assert f"faults.cpp:{line_of('of 16, by 17 threads')}" in done.stderr
         assert in_a_process(path, "beyond_shared", "asan", threads=16).returncode == 0
+        for which, threads, cluster, fault, text in (("beyond_dynamic", 42, 0, "heap-buffer-overflow", "of 41, by 42 threads"),
+                                                     ("beyond_dynamic", 42, 2, "heap-buffer-overflow", "of 41, by 42 threads"),
+                                                     ("ended_since", 42, 2, "use-after-poison", "nobody's")):
+            done = in_a_process(path, which, "asan", threads=threads, cluster=cluster, dynamic=41)
+            assert done.returncode == 66 and fault in done.stderr, done.stderr[:3000]
+            assert f"faults.cpp:{line_of(text)}" in done.stderr
+        done = in_a_process(path, "beyond_dynamic", "asan", threads=41, dynamic=41)
+        assert done.returncode == 0 and done.stdout == "0\n", done.stderr[:3000]
+        done = in_a_process(path, "all_to_all,has_ended,all_to_all,dynamic", "asan", blocks=8, cluster=4, dynamic=64 * 5 * 8)
+        assert done.returncode == 0 and done.stdout == "0\n719\n0\n0\n", done.stderr[:3000]
         done = in_a_process(path, "barrier_not_reached", "asan")
         assert done.returncode == 0 and done.stdout == "719\n", done.stderr[:3000]  # stacks that are left do not confuse it
     finally:

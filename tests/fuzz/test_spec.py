@@ -17,17 +17,23 @@ from examples import examples
 MESSAGE = re.compile(r"[^\n]*: \[[^\n]*\] [^\n]+: .+\n  fix: .+\Z", re.S)
 ENTRIES = {"activation": {"twice": {"id": 1024, "brief": "twice x", "expr": "2 * x", "ref": "2 * x"}}, "op": {
     "plus_{act}": {"brief": "a + b", "operands": {"a": "elem", "b": "row"}, "expr": "act(a + b)", "ref": "act(a + b)", "scalars": {"knee": 0.5}},
+    "share_{act}": {
+        "family": "row", "brief": "a share of a row", "types": "weights", "scalars": {"gain": 0.5}, "operands": {
+            "a": "elem", "b": {"kind": "row", "dtype": "U", "absent": 1}, "r": {"kind": "per_row", "dtype": "acc"}},
+        "saved": {"s": "sum(a * r)"}, "expr": "act(a * b / s) * gain", "ref": "act(a * b / sum(a * r)) * gain",
+        "grads": {"a": "dout * out - sum(dout)"}},
     "two": {"brief": "two", "operands": {"a": {"kind": "half", "parts": ["gate", "h"]}, "b": {"kind": "row", "grad": False, "dtype": "acc"}},
             "outputs": {"lower": "gate + b", "upper": "h * b"}, "refs": {"lower": "gate + b", "upper": "h * b"}}}}
 ENTRIES["activation"]["twice"] |= {
     "dexpr": "2 * dy", "edges": {"nan": "nan", "0": 0.0}, "ulp": {"f32": 4, "f64": 4}, "scalars": {"bend": 1.0}, "ints": False}
 
-WORDS = ["x", "a", "dy", "act", "out", "n", "", "-", "T", "acc", "elem", "half", "row", "channel", "relu", "exp(", "where(x > 0, x, 0)",
+WORDS = ["x", "a", "dy", "act", "out", "n", "", "-", "T", "acc", "elem", "half", "row", "per_row", "channel", "U", "weights", "count", "sum(a)",
+         "max(a) - a", "mean(s)", "relu", "exp(", "where(x > 0, x, 0)",
          "x +", "lambda: x",
          "a\nb", "*/", "x.y", "x[0]", "1 if x else 2", "x := 2", "f'{x}'", "()", "a; b", "not x", "x < a < 2", "max(*x)", "exp(a=x)",
          "1e999", "1e39 * x", "9" * 400 + " * x", "-" * 3000 + "x", "nan", "é", "0x", "\\"]
 FIELDS = ["id", "brief", "expr", "dexpr", "ref", "dref", "scalars", "edges", "dedges", "ulp", "ints", "rounding", "budget", "source", "since",
-          "operands", "outputs", "refs", "without", "types", "family", "unheard"]
+          "operands", "outputs", "refs", "without", "types", "family", "saved", "grads", "unheard"]
 leaves = st.one_of(st.booleans(), st.integers(-2**63, 2**63 - 1), st.floats(), st.sampled_from(WORDS), st.text(max_size=6))
 values = st.recursive(leaves, lambda inner: st.one_of(
     st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), inner, max_size=3)), max_leaves=4)
@@ -80,8 +86,12 @@ def spoiled(draw):
             case 4:  # an expression of the language's words, well-formed or not
                 parts = draw(st.lists(st.sampled_from(["x", "a", "b", "gate", "2", "0.5", "+", "*", "/", "-", "(", ")", "exp(", "max(", "where(", ",",
                                                        ">",
+                                                       "sum(", "mean(", "stop(", "r", "s", "out", "dout",
                                                        " and ", " not ", "act(", "dropout(", "t = ", ";", "\n", "**", "knee", "dy"]), max_size=9))
-                place["dexpr" if "dexpr" in place and draw(st.booleans()) else "expr"] = "".join(parts)
+                if "saved" in place and draw(st.booleans()):
+                    place[draw(st.sampled_from(["saved", "grads"]))] = {draw(st.sampled_from(["a", "b", "r", "s"])): "".join(parts)}
+                else:
+                    place["dexpr" if "dexpr" in place and draw(st.booleans()) else "expr"] = "".join(parts)
     return text_of(entries)
 
 
@@ -97,7 +107,8 @@ def check(text, path):
     for op in loaded.ops.values():
         if not op.builtin:
             for k in model.kernels(op, ("f32", "bf16", "i32")):
-                assert k.cuda and k.cuda_rows is not None and all(k.cpu(a) for a in k.acts if a.name in ("none", "relu", "twice"))
+                assert k.cuda and (k.family == "row" or k.cuda_rows is not None)
+                assert all(k.cpu(a) for a in k.acts if a.name in ("none", "relu", "twice"))
                 assert manifest.function(k.launchers[0])["name"]
     return True
 

@@ -6,6 +6,7 @@ from kfgen import spec
 from kfgen.cli import main
 
 ACT = {"id": "1024", "brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
+ROW = {"family": '"row"', "brief": '"x over its sum"', "operands": '{ x = "elem" }', "expr": '"x / sum(x)"', "ref": '"x / sum(x)"'}
 OP = {"brief": '"a + b"', "operands": '{ a = "elem", b = "elem" }', "expr": '"act(a + b)"', "ref": '"act(a + b)"'}
 
 
@@ -20,6 +21,15 @@ def act(name="twice", **change):
 
 def op(name="plus_{act}", **change):
     return entry("op", f'"{name}"', OP, change)
+
+
+def row(name="share", **change):
+    return entry("op", f'"{name}"', ROW, change)
+
+
+def weight(of, **change):
+    """An op over rows with another operand w."""
+    return row(operands=f'{{ x = "elem", w = {of} }}', expr='"x * w / sum(x)"', **change)
 
 
 # What is wrong: (text, entry, field, what the message says, what the fix says)
@@ -108,6 +118,80 @@ CASES = {
                                   f"`{name}` cannot be used", "lower-case word")
        for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "stride", "more", "width", "state",
                     "u", "e", "j", "int", "class", "lambda", "exp", "act", "x_v", "x_n", "t0", "row1", "Upper")},
+    # Ops over rows.
+    "family of a number": (row(family="3"), "op.share", "family", "is 3", '"row"'),
+    "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", "map, row"),
+    "row's kinds": (row(operands='{ x = "channel" }'), "op.share", "operands", "x is {'kind': 'channel'}", "elem, row, per_row"),
+    "half of a row": (row(operands='{ x = { kind = "half", parts = ["x1", "x2"] } }'), "op.share", "operands", "'kind': 'half'", "per_row"),
+    "per_row elsewhere": (op(operands='{ a = "elem", b = "per_row" }'), "op.plus_{act}", "operands", "{'kind': 'per_row'}", "elem, row, channel"),
+    "a row of nothing": (row(operands='{ x = "per_row" }'), "op.share", "operands", "shape of the result", 'make at least one of them "elem"'),
+    "no gradient at all": (row(operands='{ x = { kind = "elem", grad = false } }'), "op.share", "operands", "no operand with a gradient", "leave"),
+    "absent elem": (row(operands='{ x = { kind = "elem", absent = 1 } }'), "op.share", "operands", "x has absent = 1", 'a "row" of an op over rows'),
+    "absent per_row": (weight('{ kind = "per_row", absent = 1 }'), "op.share", "operands", "w has absent = 1", 'a "row" of an op over rows'),
+    "absent elsewhere": (op(operands='{ a = "elem", b = { kind = "row", absent = 1 } }'), "op.plus_{act}", "operands", "absent = 1", "over rows"),
+    "absent of a word": (weight('{ kind = "row", absent = "1" }'), "op.share", "operands", "absent = '1'", "absent = 1"),
+    "absent of true": (weight('{ kind = "row", absent = true }'), "op.share", "operands", "absent = True", "absent = 1"),
+    **{f"absent = {value}": (weight(f'{{ kind = "row", absent = {value} }}'), "op.share", "operands", "w has absent = ", "every dtype holds")
+       for value in ("nan", "inf", "-inf", "1e39", "70000", "0.1", "1e-30", "9" * 19)},
+    "second dtype of an elem": (row(operands='{ x = { kind = "elem", dtype = "U" } }', types='"weights"'), "op.share", "operands", "dtype 'U'",
+                                'all but "elem"'),
+    "second dtype elsewhere": (op(operands='{ a = "elem", b = { kind = "row", dtype = "U" } }', types='"weights"'), "op.plus_{act}", "operands",
+                               "dtype 'U'", "over rows"),
+    "second dtype without weights": (weight('{ kind = "row", dtype = "U" }'), "op.share", "types", "is 'one'", 'types = "weights"'),
+    "weights without a second dtype": (row(types='"weights"'), "op.share", "types", "is 'weights'", 'dtype = "U"'),
+    "weights elsewhere": (op(types='"weights"'), "op.plus_{act}", "types", "is 'weights'", 'dtype = "U"'),
+    "pairs over rows": (row(types='"pairs"'), "op.share", "types", "ops over rows have one dtype", "leave it out"),
+    "ints over rows": (row(ints="true"), "op.share", "ints", "and rows", "drop ints"),
+    "dropout over rows": (row(expr='"dropout(x) / sum(x)"'), "op.share", "expr", "calls `dropout`, which has no meaning here", "docs/hacking.md"),
+    "nothing reduced": (row(expr='"x * 2"'), "op.share", "expr", "reduces nothing over a row", 'leave out family = "row"'),
+    "a result of no tensor": (row(expr=None, ref=None, outputs='{ y = "x / sum(x)", z = "2" }', refs='{ y = "x / sum(x)", z = "2" }'), "op.share",
+                              "expr", "`z` reads no tensor", "the operands"),
+    **{f"{word} in a map op": (op(expr=f'"act(a - {word}(b))"'), "op.plus_{act}", "expr", f"`{word}`, which this op's family", "docs/hacking.md")
+       for word in ("sum", "mean", "stop")},
+    **{f"{word} of one in a map op": (op(expr=f'"act(a - {word}(b))"'), "op.plus_{act}", "expr", f"calls `{word}` with 1 arguments, it takes 2",
+                                      "docs/hacking.md") for word in ("max", "min")},
+    "sum in an activation": (act(expr='"x / sum(x)"'), "activation.twice", "expr", "calls `sum`", "docs/hacking.md"),
+    **{f"{text} over a row": (row(expr=f'"x * {text}"', operands='{ x = "elem", r = "per_row" }', scalars="{ knee = 1 }"), "op.share", "expr", said,
+                              "docs/hacking.md")
+       for text, said in (("sum(sum(x))", "`sum` of what is the same for a whole row"), ("max(r)", "`max` of what is the same for a whole row"),
+                          ("mean(knee)", "`mean` of what is the same for a whole row"), ("min(2)", "`min` of what is the same for a whole row"),
+                          ("sum(x, r)", "`sum` with 2 arguments, it takes 1"), ("mean()", "`mean` with 0 arguments, it takes 1"),
+                          ("max(x, x, r)", "`max` with 3 arguments, it takes 2"), ("sum(x > r)", "the condition `x > r` as a number"),
+                          ("rowmax(x)", "calls `rowmax`; the words are: "), ("count", "reads `count`, which is not one of: knee, r, x"))},
+    "saved elsewhere": (op(saved='{ s = "a" }'), "op.plus_{act}", "saved", "belongs to ops over rows", 'family = "row"'),
+    "grads elsewhere": (op(grads='{ a = "dout" }'), "op.plus_{act}", "grads", "belongs to ops over rows", 'family = "row"'),
+    "saved of a list": (row(saved='["s"]'), "op.share", "saved", "is ['s']", "saved = { rstd"),
+    "saved of a number": (row(saved="{ s = 2 }"), "op.share", "saved", "s is 2", "an expression, in quotes"),
+    **{f"saved called {name}": (row(saved=f'{{ {name} = "sum(x)" }}'), "op.share", "saved", f"`{name}` cannot be used", "lower-case word")
+       for name in ("x", "out", "rows", "count", "t0", "row1", "x_i", "Upper")},
+    **{f"{field_} called count": (row(**{"expr": '"x / sum(x) + count"', **fields}), "op.share", field_, "`count` cannot be used", "lower-case word")
+       for field_, fields in (("operands", {"operands": '{ x = "elem", count = "row" }'}), ("scalars", {"scalars": "{ count = 1 }"}),
+                              ("outputs", {"expr": None, "ref": None, "outputs": '{ count = "sum(x)" }', "refs": '{ count = "sum(x)" }'}))},
+    "saved of a gradient's name": (row(saved='{ dx = "sum(x)" }'), "op.share", "operands", "also the name of the gradient of `x`", "rename"),
+    "saved of a scalar's name": (row("share_{act}", saved='{ elu_alpha = "sum(x)" }', expr='"act(x / elu_alpha)"'), "op.share_{act}", "operands",
+                                 "`elu_alpha` is a scalar of [activation.elu] too", "without"),
+    "unreadable saved": (row(saved='{ s = "sum(" }'), "op.share", "saved", "is not an expression", "docs/hacking.md"),
+    "saved of an unknown name": (row(saved='{ s = "sum(y)" }'), "op.share", "saved", "reads `y`, which is not one of: x", "docs/hacking.md"),
+    "saved before it is there": (row(saved='{ s = "sum(x) * q", q = "sum(x)" }'), "op.share", "saved", "reads `q`, which is not", "docs/hacking.md"),
+    "saved reads the activation": (row("share_{act}", saved='{ s = "sum(act(x))" }', expr='"act(x) / s"'), "op.share_{act}", "saved",
+                                   "calls `act`, which has no meaning here", "docs/hacking.md"),
+    "saved of each element": (row(saved='{ s = "x + 1" }'), "op.share", "saved", "`s` differs within a row", "the same for a row"),
+    "saved of a constant": (row(saved='{ s = "2" }'), "op.share", "saved", "`s` reads no tensor", "the same for a row"),
+    "grads of a list": (row(grads="[3]"), "op.share", "grads", "is [3]", "grads = { x"),
+    "grads of a number": (row(grads="{ x = 3 }"), "op.share", "grads", "x is 3", "an expression, in quotes"),
+    "grads for nobody": (row(grads='{ y = "dout" }'), "op.share", "grads", "`y` is no operand with a gradient", "those are: x"),
+    "grads for who has none": (weight('{ kind = "row", grad = false }', grads='{ w = "dout" }'), "op.share", "grads", "`w` is no operand", "are: x"),
+    "unreadable grads": (row(grads='{ x = "dout *" }'), "op.share", "grads", "is not an expression", "docs/hacking.md"),
+    "grads of an unknown name": (row(grads='{ x = "dy" }'), "op.share", "grads", "reads `dy`, which is not one of: dout, out, x", "docs/hacking.md"),
+    "grads of a condition": (row(grads='{ x = "dout > 0" }'), "op.share", "grads", "is a condition", "docs/hacking.md"),
+    "grads calls act": (row("share_{act}", expr='"act(x / sum(x))"', grads='{ x = "act(dout)" }'), "op.share_{act}", "grads", "no meaning here",
+                        "docs/hacking.md"),
+    "grads calls act_bwd": (row(grads='{ x = "act_bwd(x, dout)" }'), "op.share", "grads", "calls `act_bwd`", "docs/hacking.md"),
+    "grads of a constant": (row(grads='{ x = "2" }'), "op.share", "grads", "that of `x` reads no tensor", "the operands"),
+    "grads within a row": (weight('"per_row"', grads='{ w = "dout * x" }'), "op.share", "grads", "that of `w` differs within a row", "sum("),
+    "a gradient of zero": (weight('"row"', saved='{ s = "sum(w * x)" }').replace("x * w / ", "x / "), "op.share", "operands",
+                           "the gradient for `w` is zero", "grad = false"),
+    "unread per_row": (row(operands='{ x = "elem", r = "per_row" }'), "op.share", "operands", "`r` is not read", "remove it"),
     "scalar called x": (act(scalars="{ x = 1 }"), "activation.twice", "scalars", "`x` cannot be used", "lower-case word"),
 }
 
@@ -128,8 +212,10 @@ def test_message(tmp_path, case, capsys):
 
 def test_good_entries_load(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(act() + op())
+    second = weight('{ kind = "row", dtype = "U", absent = -0.5 }', types='"weights"', saved='{ s = "sum(x)" }', grads='{ w = "dout * x / s" }')
+    path.write_text(act() + op() + second)
     loaded = spec.load([path])
+    assert loaded.ops["share"].operands[1].absent == -0.5
     assert loaded.activations["twice"].id == 1024 and len(loaded.ops["plus_{act}"].activations) == 20
 
 

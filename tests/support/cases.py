@@ -19,10 +19,13 @@ PLANES = [[(2, 3, 5), 0], [(4, 7, 1), 1], [(2, 3, 304), 0], [(2, 5, 49), 1], [(0
           [(1, 1, 1100), 0], [(40, 3, 40), 0], [(4, 32, 66), 0], [(9, 32, 67), 1], [(5, 2305, 1), 0]]
 PLANES_2 = [[(o, c, i), (o + i) % 2] for o in (1, 3, 9) for c in (1, 2, 64, 2050) for i in (1, 2, 7, 8, 64, 196, 257, 1025) if o * c * i < 500000]
 PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
-# Rows of every length class of the row family: held by a thread in 2, 4 or 8 vectors, or not held, whole vectors or not, as the
-# emulation (rows of at most 64 threads) and a GPU (1,024) class them.
-LINES = [[(3, 2048), 0], [(2, 4096), 0], [(2, 4104), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 4097), 1], [(2, 128), 1]]
-LONG = [[(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2, 40000), 0], [(2, 40001), 1], [(2, 70000), 0], [(2, 70001), 0]]
+# Rows of every length class of the row family: held by a thread in 2, 4, 8 or 16 vectors, by a block or by a cluster, or not held,
+# whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
+LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1], [(2, 128), 1], [(3, 4808), 0],
+         [(2, 5001), 0], [(2, 3001), 0]]
+LONG = [[(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2, 40000), 0], [(2, 40001), 1], [(2, 70000), 0], [(2, 70001), 0],
+        [(1, 262144), 0], [(1, 200001), 0], [(1, 530000), 0], [(1, 530001), 0]]
+WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
 SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]]}
 
@@ -43,8 +46,8 @@ def shapes(f):
 def runs(f, long=False):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
-    found = []
-    for i, (sizes, shift) in enumerate(shapes(f) + (LONG if long and f["family"] == "row" else [])):
+    found, more = [], LONG + (WALKED if whole_table(f) else []) if long and f["family"] == "row" else []
+    for i, (sizes, shift) in enumerate(shapes(f) + more):
         one = (VALUES[0 if [sizes, shift] in SUMS.get(len(sizes), []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:
             found.append((sizes, values, shift))

@@ -15,7 +15,7 @@ import toolkit
 HERE = kflib.ROOT / "tests/emu"
 # What the numbers mean is decided at run time: kf_emu_fill, kf_emu_sms.
 COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-ffp-contract=off", "-DKFI_MAP_FILL=kf_emu_fill",
-          "-DKFI_MAP_SMS=kf_emu_sms", "-DKFI_LINE_CAP=64", "-fdata-sections", f"-Wl,-T,{HERE}/shared.ld")
+          "-DKFI_MAP_SMS=kf_emu_sms", "-DKFI_LINE_CAP=64", "-DKFI_LINE_CLUSTER=2", "-fdata-sections", f"-Wl,-T,{HERE}/shared.ld")
 VARIANTS = {
     "plain": ("-Og",),
     "asan": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
@@ -32,7 +32,7 @@ def flags(variant):
 def runtime(build_dir, variant):
     """The emulation itself, compiled. Sanitizers do not look into it."""
     options = [f for f in flags(variant) if not f.startswith("-fsanitize") and not f.startswith("-fno-sanitize")]
-    command = ["g++", "-std=c++17", "-fPIC", "-O2", f"-I{HERE}/include", f"-I{HERE}", *options, "-c", str(HERE / "emu.cpp")]
+    command = ["g++", "-std=c++17", "-fPIC", f"-I{HERE}/include", f"-I{HERE}", *options, "-O2", "-c", str(HERE / "emu.cpp")]  # of -O's the last
     digest = hashlib.sha256(repr(command).encode())
     for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp"), *HERE.glob("*.ld"), *HERE.glob("include/*.h")]):
         digest.update(path.read_bytes())

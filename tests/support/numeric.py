@@ -31,8 +31,9 @@ def numbers(lib, memory, f):
     for sizes, values, shift in cases.runs(f, long=lib.backend == "cuda"):
         checks.run(lib, memory, f, sizes, values, shift=shift)
     absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("nullable") and not a["unread"])
-    if absent:  # NULL stands for a number
-        checks.run(lib, memory, f, cases.shapes(f)[1][0], drop=absent)
+    for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are
+        for sizes, shift in cases.shapes(f)[:2]:
+            checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
 
 
 def skipped_gradients(lib, memory, f):

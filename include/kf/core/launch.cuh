@@ -43,21 +43,32 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
     return KF_SUCCESS;
 }
 
-// The status is the launch call's own: cudaGetLastError might report somebody else's error.
-KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream)
+// shared: bytes of dynamic shared memory. cluster: blocks that belong together. The status is the call's own: cudaGetLastError
+// might report somebody else's error.
+KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream,
+                                       unsigned shared = 0, unsigned cluster = 1)
 {
     const kf_result_t device = kfi_check_device(name, stream);
     if (device != KF_SUCCESS) return device;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
-    config.attrs = &attribute;
-    config.numAttrs = kfi_overlaps();
+    config.attrs = attributes;
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
     config.stream = stream;
-    const cudaError_t status = cudaLaunchKernelExC(&config, kernel, args);
+    if (kfi_overlaps()) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
+        attributes[config.numAttrs++].val.clusterDim.x = cluster;
+    }
+    cudaError_t status = cudaSuccess;
+    if (shared > 48 << 10) status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, kernel, args);
     if (status == cudaSuccess) return KF_SUCCESS;
     const bool image = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
     return kfi_fail(image ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "launch", "of %u x %u blocks of %u threads: CUDA error %d (%s)",

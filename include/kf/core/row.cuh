@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/row.cuh: the schedule of the row family: norms, softmax, losses, reductions over the last axis.
 //
-// Some threads have a row: a power of two up to a warp, or whole warps. They hold it in registers, as vectors of 16 bytes
-// that lie `lanes` vectors apart, so that it is read once; a row that is too long for that is read again in each pass, where
-// the L2 cache has it. What a pass reduces is added up in a thread, then across the threads by shuffles, then (whole warps)
-// through shared memory. Which thread has which element depends on the row's length alone: not on how many rows there are,
-// nor on alignment, which only decides how wide an access is. So a row's bits depend on nothing else either.
+// Some threads have a row: a power of two up to a warp, or whole warps, or, of a long row, so many threads of each block of a
+// cluster. They hold it in registers, as vectors of 16 bytes that lie as many vectors apart as there are threads, so that it is
+// read once; a row that is too long for that is read again in each pass, where the L2 cache has it. What a pass reduces is added
+// up in a thread, then across the threads by shuffles, then (whole warps) through shared memory, then (clusters) through each
+// other's shared memory. Which thread has which element depends on the row's length and the architecture alone: not on how many
+// rows there are, nor on alignment, which only decides how wide an access is. So a row's bits depend on nothing else either.
 //
 // Where a gradient is reduced over the rows, blocks stay and walk down the tensor; each adds up in registers, and the map
 // family's second stage adds up the blocks' partial sums.
@@ -18,22 +19,27 @@
 // How rows are shared out among threads.
 struct kfi_line {
     kf_i64 rows, cols;
-    int lanes;  // threads of a row
-    int shift;  // log2(lanes) up to a warp; 31 for whole warps
-    int groups; // rows of a block at a time
-    int loops;  // vectors of a thread where they are not held
+    int lanes;   // threads of a block that have a row: a power of two up to a warp, or whole warps
+    int groups;  // rows of a block at a time
+    int cluster; // blocks that have a row
+    int loops;   // vectors of a thread where they are not held
 };
 
 #define KFI_SUM 0
 #define KFI_MAX 1
 #define KFI_MIN 2
-#define KFI_LINE_MOST 1024 // threads of a row, of which none has more
 #ifndef KFI_LINE_BLOCK // set for tuning alone
 #define KFI_LINE_BLOCK 128     // threads of a block that has several rows
 #define KFI_LINE_SUM_BLOCK 256 // where gradients are added up
 #endif
-#ifndef KFI_LINE_CAP        // fewer where an emulation is to reach every kernel by short rows
-#define KFI_LINE_CAP KFI_LINE_MOST
+#ifndef KFI_LINE_CAP // threads of a row in a block; fewer where an emulation is to reach every kernel by short rows
+#define KFI_LINE_CAP 1024
+#define KFI_LINE_CLUSTER 8 // blocks of a row
+#endif
+#if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+#define KFI_CLUSTERS 1 // the code for them is there
+#else
+#define KFI_CLUSTERS 0
 #endif
 
 #ifdef KFI_DEVICE_PASS
@@ -48,42 +54,135 @@ KFI_DEVICE float kfi_nothing(kfi_tag<KFI_SUM>) { return 0.0f; }
 KFI_DEVICE float kfi_nothing(kfi_tag<KFI_MAX>) { return __int_as_float((int)0xff800000); }
 KFI_DEVICE float kfi_nothing(kfi_tag<KFI_MIN>) { return __int_as_float(0x7f800000); }
 
-// The lanes of this thread's warp that have its row.
-KFI_DEVICE unsigned kfi_line_mask(const kfi_line &g)
+// A block's own shared memory, of the launch's size: clusters of the emulation have no other.
+KFI_DEVICE char *kfi_dynamic()
 {
-    return g.shift >= 5 ? 0xffffffffu : ((1u << g.lanes) - 1u) << (threadIdx.x & 31u & ~(unsigned)(g.lanes - 1));
+#ifdef KFI_PTX
+    extern __shared__ uint4 kfi_dynamic_memory[];
+    return (char *)kfi_dynamic_memory;
+#else
+    return kf_emu_dynamic();
+#endif
 }
-template <int word>
-KFI_DEVICE float kfi_line_warp(float v, const kfi_line &g, unsigned mask)
+
+#if KFI_CLUSTERS
+KFI_DEVICE int kfi_cluster_rank()
 {
-    for (int step = (g.lanes < 32 ? g.lanes : 32) >> 1; step > 0; step >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(mask, v, step));
-    return v;
+#ifdef KFI_PTX
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+#else
+    return (int)kf_emu_cluster_rank();
+#endif
 }
-template <int word>
-KFI_DEVICE double kfi_line_warp(double v, const kfi_line &g, unsigned mask)
+// All threads of a cluster's blocks arrive and wait.
+KFI_DEVICE void kfi_cluster_arrive()
 {
-    for (int step = (g.lanes < 32 ? g.lanes : 32) >> 1; step > 0; step >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(mask, v, step));
-    return v;
+#ifdef KFI_PTX
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+    kf_emu_cluster_arrive();
+#endif
 }
-// Of a row that has several warps: what they left in shared memory, added up by each of them.
-template <int word>
-KFI_DEVICE float kfi_line_block(const float *slot, const kfi_line &g)
+KFI_DEVICE void kfi_cluster_wait()
 {
-    const int lane = (int)threadIdx.x % 32;
-    float v = lane < g.lanes / 32 ? slot[lane] : kfi_nothing(kfi_tag<word>());
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(0xffffffffu, v, step));
-    return v;
+#ifdef KFI_PTX
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    kf_emu_cluster_wait();
+#endif
 }
-template <int word>
-KFI_DEVICE double kfi_line_block(const double *slot, const kfi_line &g)
+// Values for other blocks: a post is what a block waits for, one thread of each block sends to it, and says (expect) how many
+// bytes will come. Not a barrier of the cluster, which waits until all that was stored before it has reached memory.
+#ifdef KFI_PTX
+KFI_DEVICE unsigned kfi_shared(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+KFI_DEVICE void kfi_post_open(unsigned long long *post)
 {
-    const int lane = (int)threadIdx.x % 32;
-    double v = lane < g.lanes / 32 ? slot[lane] : (double)kfi_nothing(kfi_tag<word>());
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(0xffffffffu, v, step));
-    return v;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(kfi_shared(post)) : "memory");
 }
+KFI_DEVICE void kfi_post_expect(unsigned long long *post, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(kfi_shared(post)), "r"(bytes) : "memory");
+}
+KFI_DEVICE void kfi_post_await(unsigned long long *post, int phase)
+{
+    asm volatile("{\n\t.reg .pred come;\nagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 come, [%0], %1;\n\t@!come bra again;\n\t}" ::"r"(
+                     kfi_shared(post)),
+                 "r"(phase)
+                 : "memory");
+}
+KFI_DEVICE unsigned kfi_cluster_place(const void *p, int rank)
+{
+    unsigned place;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(kfi_shared(p)), "r"(rank));
+    return place;
+}
+KFI_DEVICE void kfi_cluster_send(float *slot, unsigned long long *post, int rank, float v)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(kfi_cluster_place(slot, rank)), "f"(v),
+                 "r"(kfi_cluster_place(post, rank))
+                 : "memory");
+}
+KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *post, int rank, double v)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(kfi_cluster_place(slot, rank)), "d"(v),
+                 "r"(kfi_cluster_place(post, rank))
+                 : "memory");
+}
+#else // the emulation has the barrier alone
+KFI_DEVICE void kfi_post_open(unsigned long long *) {}
+KFI_DEVICE void kfi_post_expect(unsigned long long *, int) {}
+KFI_DEVICE void kfi_post_await(unsigned long long *, int)
+{
+    kfi_cluster_arrive();
+    kfi_cluster_wait();
+}
+KFI_DEVICE void kfi_cluster_send(float *slot, unsigned long long *, int rank, float v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *, int rank, double v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+#endif
+#endif
+
+// What float and double have in common.
+#define KFI_LINE_WORDS(type) \
+    /* What a row's warps left in shared memory, one value each, added up by each of them. */ \
+    template <int word> KFI_DEVICE type kfi_line_fold(const type *slot, int warps) \
+    { \
+        int by = warps > 8 ? 16 : warps > 2 ? 4 : 1; \
+        const int own = (int)threadIdx.x & (2 * by - 1); \
+        type v = own < warps ? slot[own] : (type)kfi_nothing(kfi_tag<word>()); \
+        for (; by > 0; by >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(0xffffffffu, v, by)); \
+        return v; \
+    } \
+    /* And its blocks. */ \
+    template <int word> KFI_DEVICE type kfi_line_gather(const type *slot, int blocks) \
+    { \
+        type v = slot[0]; \
+        _Pragma("unroll") for (int i = 1; i < KFI_LINE_CLUSTER; ++i) \
+            if (i < blocks) v = kfi_join(kfi_tag<word>(), v, slot[i]); \
+        return v; \
+    } \
+    /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added up over the block's rows. */ \
+    /* buffer: a vector for each thread. */ \
+    template <int held, int vec> \
+    KFI_DEVICE void kfi_line_sums(type *partial, const type (&sum)[held][vec], type *buffer, const kfi_line &g, int group, int first, int step) \
+    { \
+        const int padded = (int)kfi_ceil4(g.cols), apart = g.lanes * vec; \
+        type *const own = buffer + (int)threadIdx.x * vec; \
+        _Pragma("unroll") for (int s = 0; s < held; ++s) { \
+            __syncthreads(); \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) own[e] = sum[s][e]; \
+            __syncthreads(); \
+            if (group > 0) continue; \
+            type total[vec] = {}; \
+            _Pragma("unroll 1") for (int y = 0; y < g.groups; ++y) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] += own[y * apart + e]; \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (first + s * step + e < padded) partial[first + s * step + e] = total[e]; \
+        } \
+    }
+KFI_LINE_WORDS(float)
+KFI_LINE_WORDS(double)
 
 // A vector of a row, of which `left` elements are in it; the others are zero. whole: rows hold whole vectors, aligned to 16.
 template <int size, int vec, int whole>
@@ -138,63 +237,17 @@ KFI_DEVICE void kfi_line_forget(void *values)
     (void)values;
 #endif
 }
-
-// The block's partial sums of one gradient: the thread's columns, added up over the block's groups. partial: this block's.
-// buffer: a vector for each thread.
-template <int held, int vec>
-KFI_DEVICE void kfi_line_sums(float *partial, float (&sum)[held][vec], float *buffer, const kfi_line &g, int group, int lane)
-{
-    const int width = g.lanes * vec, padded = (int)kfi_ceil4(g.cols);
-    for (int s = 0; s < held; ++s) { // by selection: a computed index would put the sums into local memory
-        float own[vec] = {};
-#pragma unroll
-        for (int u = 0; u < held; ++u)
-#pragma unroll
-            for (int e = 0; e < vec; ++e) own[e] = u == s ? sum[u][e] : own[e];
-        __syncthreads();
-        if (group < g.groups)
-#pragma unroll
-            for (int e = 0; e < vec; ++e) buffer[group * width + lane * vec + e] = own[e];
-        __syncthreads();
-        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            float total = buffer[c];
-            for (int y = 1; y < g.groups; ++y) total += buffer[y * width + c];
-            if (s * width + c < padded) partial[s * width + c] = total;
-        }
-    }
-}
-template <int held, int vec>
-KFI_DEVICE void kfi_line_sums(double *partial, double (&sum)[held][vec], double *buffer, const kfi_line &g, int group, int lane)
-{
-    const int width = g.lanes * vec, padded = (int)kfi_ceil4(g.cols);
-    for (int s = 0; s < held; ++s) {
-        double own[vec] = {};
-#pragma unroll
-        for (int u = 0; u < held; ++u)
-#pragma unroll
-            for (int e = 0; e < vec; ++e) own[e] = u == s ? sum[u][e] : own[e];
-        __syncthreads();
-        if (group < g.groups)
-#pragma unroll
-            for (int e = 0; e < vec; ++e) buffer[group * width + lane * vec + e] = own[e];
-        __syncthreads();
-        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            double total = buffer[c];
-            for (int y = 1; y < g.groups; ++y) total += buffer[y * width + c];
-            if (s * width + c < padded) partial[s * width + c] = total;
-        }
-    }
-}
 #endif
 
-// Of a row that is held: so many vectors a thread, and at most so many threads.
+// A way to hold a row (RowKernel.held): vectors of a thread; threads of a block, those where a row has a whole cluster, those where
+// there are no clusters.
 struct kfi_held {
-    int vectors, threads;
+    int vectors, threads, most, alone;
 };
 
 #ifdef KFI_HOST_PASS
-// The kernels of one op x dtypes: for each entry of `held` (where gradients are added up there is one), and then for rows that
-// are not held, {whole, single}.
+// The kernels of one op x dtypes: for each entry of `held`, of which the last is that of blocks that walk down the rows (where
+// gradients are added up there is no other), and then for rows that are not held, {whole, single}.
 struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
@@ -202,33 +255,53 @@ struct kfi_row {
     const kfi_held *held;
     int holds;
     int vec, sums, acc_size;
-    bool per_row; // some result is one per row
+    int fixed, ring; // bytes of shared memory, in all and a thread
+    bool per_row;    // some result is one per row
 };
 
-// Blocks that walk down the rows, where gradients are added up: as many as an H200 has room for, 512 threads an SM, and shared
-// memory for KFI_LINE_RINGS of them.
-#define KFI_LINE_RINGS 6
-KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads)
+// Whether a row may have a cluster: all code of this file is for 9.0 or later.
+KF_FN int kfi_line_clusters()
 {
-    return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, KFI_MAP_SMS * kfi_clamp(512 / threads, 1, KFI_LINE_RINGS));
+#ifdef KF_EMULATE
+    return KFI_LINE_CLUSTER;
+#else
+    return kfi_overlaps() ? KFI_LINE_CLUSTER : 1;
+#endif
+}
+// Rows at a time, of blocks that walk down them: as many as an H200 has room for. Where gradients are added up these are 512
+// threads an SM, and shared memory for KFI_LINE_RINGS of them. Clusters of more than two leave one SM in eleven alone.
+#define KFI_LINE_RINGS 6
+KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads, bool sums)
+{
+    const kf_i64 blocks = KFI_MAP_SMS * (sums ? kfi_clamp(512 / threads, 1, KFI_LINE_RINGS) : kfi_clamp(512 / threads, 1, 4));
+    const kf_i64 most = (g.cluster > 2 ? blocks - blocks / 11 : blocks) / g.cluster;
+    return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
 // The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an index of kfi_row's table.
 KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const kfi_held *held, int holds, bool sums, int *threads)
 {
     const kf_i64 vectors = kfi_ceil(cols, vec);
-    int found = 0;
-    while (found < holds && vectors > held[found].vectors * kfi_clamp(held[found].threads, 1, KFI_LINE_CAP)) ++found;
-    const kf_i64 lanes = found == holds ? kfi_clamp(sums ? 512 : KFI_LINE_MOST, 1, KFI_LINE_CAP) : kfi_ceil(vectors, held[found].vectors);
+    const int clusters = kfi_line_clusters();
     g->rows = rows;
     g->cols = cols;
-    g->shift = 31;
+    g->cluster = 1;
+    int found = 0;
+    for (; found < holds; ++found) {
+        const int limit = clusters > 1 ? held[found].most : held[found].alone, blocks = found + 1 < holds ? 1 : clusters;
+        if (vectors <= (kf_i64)held[found].vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
+    }
+    kf_i64 lanes = kfi_clamp(512, 1, KFI_LINE_CAP);
+    if (found < holds) {
+        const kf_i64 full = held[found].vectors * kfi_clamp(held[found].threads, 1, KFI_LINE_CAP); // of a block
+        while (found + 1 == holds && g->cluster < clusters && vectors > full * g->cluster) g->cluster *= 2;
+        lanes = kfi_ceil(vectors, held[found].vectors * g->cluster);
+    }
     g->lanes = (int)kfi_ceil(lanes, 32) * 32;
     if (lanes <= 32)
-        for (g->shift = 0; (1 << g->shift) < lanes;) ++g->shift;
-    if (lanes <= 32) g->lanes = 1 << g->shift;
+        for (g->lanes = 1; g->lanes < lanes;) g->lanes *= 2;
     const int block = sums ? KFI_LINE_SUM_BLOCK : KFI_LINE_BLOCK;
-    g->groups = g->lanes <= 32 ? block / g->lanes : 1;
-    *threads = g->lanes <= 32 ? block : g->lanes;
+    g->groups = found < holds && g->cluster == 1 && g->lanes <= (sums ? block : 32) ? block / g->lanes : 1;
+    *threads = g->lanes * g->groups;
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
 }
@@ -238,7 +311,7 @@ KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, kfi_
     kfi_line g;
     int threads;
     kfi_make_line(&g, rows, cols, vec, &held, 1, true, &threads);
-    return (size_t)(kfi_line_parts(g, threads) * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
+    return (size_t)(kfi_line_parts(g, threads, true) * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
 }
 
 KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,
@@ -260,17 +333,19 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
     int threads;
     const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, &threads);
     const bool whole = operands.bits % 16 == 0 && cols % m.vec == 0;
-    const kf_i64 blocks = m.sums ? kfi_line_parts(*g, threads) : kfi_ceil(rows, g->groups);
+    const bool walk = m.sums || found + 1 == m.holds;
+    const kf_i64 parts = walk ? kfi_line_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have", (long long)rows,
                         (long long)cols);
     if (m.sums) {
         s->partial = wanted ? workspace : nullptr;
-        s->parts = blocks;
+        s->parts = parts;
         s->count = cols;
         s->stride = kfi_ceil(cols, 4) * 4;
     }
-    result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream);
+    const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
+    result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, shared, (unsigned)g->cluster);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
     const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)m.sums);

@@ -146,7 +146,12 @@ template <int vec>
 KFI_DEVICE void kfi_unpack_bf16(float *d, const kf_bf16 *s)
 {
 #pragma unroll
-    for (int e = 0; e < vec; ++e) d[e] = __bfloat162float(s[e]);
+    for (int e = 0; e + 1 < vec; e += 2) { // two at a time: one instruction each, where taking them apart first costs two
+        const unsigned w = *(const unsigned *)(s + e);
+        d[e] = __uint_as_float(w << 16);
+        d[e + 1] = __uint_as_float(w & 0xffff0000u);
+    }
+    if (vec % 2) d[vec - 1] = __bfloat162float(s[vec - 1]);
 }
 template <int vec>
 KFI_DEVICE void kfi_unpack_f64(double *d, const double *s)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random ops over rows: `kfgen check` passes them, and the C functions that gcc compiles from them give the right numbers, values
+and gradients."""
+
+import itertools
+
+import checks
+import kflib
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from kfgen import check, manifest, spec
+from kfgen.render import Renderer, Selection, write_all
+
+from examples import examples
+
+# {what a spec writes: the same for `ref`}, with arguments in the range where it is defined and does not overflow.
+FORMS = {form: form for form in ("({} + {})", "({} - {})", "({} * {})", "-{}", "max({}, {})", "min({}, {})")} | {
+    "{} / (1 + abs({}))": "{} / (1 + np.abs({}))", "exp(2 * sin({}))": "np.exp(2 * np.sin({}))", "tanh({})": "np.tanh({})",
+    "log(abs({}) + 0.25)": "np.log(np.abs({}) + 0.25)", "sigmoid({})": "expit({})", "rsqrt(abs({}) + 0.25)": "1 / np.sqrt(np.abs({}) + 0.25)",
+    "where({} > {}, {}, {})": "np.where({} > {}, {}, {})"}
+REDUCED = ("sum({})", "mean({})", "max({})", "min({})")
+ELEMENTS, ROWS = ("x", "y", "w"), ("r", "gain", "2", "0.5", "-1")
+SIZES = [(3, 5), (4, 64), (5, 131), (3, 40), (40, 8)]
+
+
+@st.composite
+def value(draw, depth, of_row):
+    """(expression, reference) of a value that differs within a row, or does not."""
+    if depth == 0 and not of_row:
+        return (draw(st.sampled_from(ELEMENTS)),) * 2
+    if of_row and draw(st.booleans()) and depth:
+        form = draw(st.sampled_from(REDUCED))
+        return tuple(form.format(v) for v in draw(value(depth - 1, False)))
+    if depth == 0 or draw(st.integers(0, 4)) == 0:
+        return (draw(st.sampled_from(ROWS if of_row else ELEMENTS)),) * 2
+    form = draw(st.sampled_from(sorted(FORMS)))
+    count = form.count("{}")
+    own = count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))  # one argument at least is of the kind asked for
+    parts = [draw(value(depth - 1, of_row or (i != own and draw(st.booleans())))) for i in range(count)]
+    return tuple(text.format(*(p[k] for p in parts)) for k, text in enumerate((form, FORMS[form])))
+
+
+@st.composite
+def op(draw, name):
+    """An entry. Every operand has a gradient: the random part is added to what all of them are factors of."""
+    own, ref = draw(value(3, False))
+    act, weights, saved, reduced = (draw(st.booleans()) for _ in range(4))
+    form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))  # a saved extreme of rounded values may equal none of them again
+    whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
+    expr, ref = (f"{own} + x * y * w * (r + {{s}})", f"{ref} + x * y * w * (r + {whole_ref})")
+    expr = expr.format(s="s" if saved else whole)
+    if act:
+        expr, ref = f"act({expr})", f"act({ref})"
+    if reduced:
+        expr, ref = f"mean({expr})", f"mean({ref})"
+    weight = '{ kind = "row", absent = 1%s }' % (', dtype = "U"' if weights else "")
+    return "\n".join((
+        f'[op."{name}{"_{act}" if act else ""}"]', 'family = "row"', 'brief = "random"', 'types = "weights"' if weights else "",
+        f'operands = {{ x = "elem", y = "elem", w = {weight}, r = "per_row" }}', "scalars = { gain = 0.75 }",
+        f'saved = {{ s = "{whole}" }}' if saved else "", f'expr = "{expr}"', f'ref = "{ref}"\n'))
+
+
+OPS = 4
+counter = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return checks.CpuMemory(1 << 22)
+
+
+def right(text, include, memory, folder):
+    """Fails unless the ops of a spec are."""
+    path = folder / f"rows{next(counter)}.toml"
+    path.write_text(text)
+    loaded, stem = spec.load([path]), spec.user_stem([path])
+    wanted = Selection(loaded, [o.pattern for o in loaded.ops.values() if not o.builtin], activations=["silu"])
+    failures, _ = check.run(wanted)
+    assert not failures, f"{failures}\n{text}"
+    renderer = Renderer(wanted, stem)
+    write_all(renderer.render(), folder, renderer.dependencies())
+    functions = [f for f in manifest.build(wanted, stem)["functions"] if f["dtypes"][0] in ("f32", "bf16")]
+    assert {f["op"] for f in functions} == {o.pattern for o in wanted.ops}
+    lib = kflib.build("cpu", functions, folder / "lib", ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"), include=[*include, folder])
+    for f in functions:
+        for k, sizes in enumerate(SIZES):
+            checks.run(lib, memory, f, sizes, shift=k % 2, drop=("w",) if k == 3 else (), files=(path,))
+
+
+@settings(examples(2), phases=(Phase.generate,))  # a failure names its op; to shrink it would be to compile for minutes
+@given(text=st.tuples(*(op(f"fuzz{k}") for k in range(OPS))).map("\n".join))
+def test_random_ops(text, include, memory, tmp_path_factory):
+    right(text, include, memory, tmp_path_factory.mktemp("rows"))
+
+
+# Expressions that runs of the above have found, of what was wrong once.
+FOUND = (
+    "x * y * w + sum(x - r)",  # a row's value was given the adjoint of one element, not of all
+    "mean(x * y * w * r - min(r, max(w)))",
+    "mean(act(x * y * w - r))",  # without an activation the term is the same for a row, and the reference took it once
+    "where(r > sum(x), r, x) * y * w",  # a condition that is the same for a row was kept as a number
+)
+
+
+@pytest.mark.parametrize("expr", FOUND)
+def test_found(expr, include, memory, tmp_path):
+    right(f"""
+[op."found{"_{act}" if "act(" in expr else ""}"]
+family = "row"
+brief = "found"
+operands = {{ x = "elem", y = "elem", w = {{ kind = "row", absent = 1 }}, r = "per_row" }}
+expr = "{expr}"
+ref = "{expr.replace("where(", "np.where(")}"
+""", include, memory, tmp_path)

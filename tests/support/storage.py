@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checks.py and row_checks.py have in common: entries by name; values as they are stored, drawn and compared."""
+
+import functools
+
+import numpy as np
+from kfgen import model
+from kfgen.spec import load
+
+EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
+TINY = {"f32": 2.0**-149, "f64": 1e-300}  # SciPy, the oracle, is not accurate below
+MANTISSA = {"f16": (10, -14, 65504.0), "bf16": (7, -126, 3.3895313892515355e38), "f32": (23, -126, 3.4028234663852886e38),
+            "f64": (52, -1022, 1.7976931348623157e308)}
+STORAGE = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+
+
+def ulp(x, dtype):
+    """The spacing of dtype at |x|."""
+    bits, least, _ = MANTISSA[dtype]
+    with np.errstate(all="ignore"):
+        exponent = np.floor(np.log2(np.abs(x)))
+    exponent = np.where(np.isfinite(exponent), exponent, least)
+    return np.exp2(np.maximum(exponent, least) - bits)
+
+
+def to_float(raw, dtype):
+    """Storage to float64, exactly."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        if dtype == "f16":
+            return raw.view(np.float16).astype(np.float64)
+        if dtype == "bf16":
+            return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return raw.astype(np.float64)
+
+
+def from_float(x, dtype):
+    """Float64 to storage, to nearest even with one rounding."""
+    with np.errstate(all="ignore"):
+        if dtype == "f16":
+            return x.astype(np.float16).view(np.uint16)
+        if dtype == "bf16":
+            y = x.astype(np.float32)
+            inexact = y.astype(np.float64) != x
+            toward = np.where(np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+            odd = np.where(inexact & np.isfinite(x), toward.astype(np.float32).view(np.uint32) | 1, y.view(np.uint32)).astype(np.uint64)
+            rounded = ((odd + 0x7FFF + ((odd >> 16) & 1)) >> 16).astype(np.uint16)
+            return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+        return x.astype(STORAGE[dtype])
+
+
+@functools.cache
+def spec(files=()):
+    return load(files)
+
+
+@functools.cache
+def kernel_of(pattern, dtypes, bwd, files=()):
+    return next(k for k in model.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd)
+
+
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 6.0, -0.751953125, 20.0, -20.0, -88.0, -91.0, 5e-39, -1e-40,
+                    2.0**-24, 65504.0, -65504.0, 3e38, -3e38, -1.2784645, 0.5, -0.5, 11.0, -13.0, -13.3125, -13.5, 16.0])
+
+
+def draw(rng, shape, dtype, values, positive=False):
+    """Random storage values. values: normal, wide (all exponents), special (edges among normal ones)."""
+    n = int(np.prod(shape))
+    if dtype in ("i32", "i64"):
+        info = np.iinfo(STORAGE[dtype])
+        x = rng.integers(-1000, 1000, n, dtype=STORAGE[dtype])
+        if values != "normal":
+            x[::3] = rng.integers(info.min, info.max, len(x[::3]), dtype=STORAGE[dtype], endpoint=True)
+            x[1::7] = info.min
+            x[3::7] = info.max
+        return x.reshape(shape)
+    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 3.0], n)
+    if values == "wide":
+        _, least, _ = MANTISSA[dtype]
+        low, high = max(least - 12, -300), min(-least, 300)
+        x = np.where(rng.random(n) < 0.5, x, np.exp2(rng.uniform(low, high, n)) * rng.choice([-1.0, 1.0], n))
+    if values == "special":
+        where = rng.random(n) < 0.5
+        x = np.where(where, rng.choice(SPECIAL, n), x)
+    if positive:
+        x = np.abs(x) + 0.1
+    return from_float(x, dtype).reshape(shape)
+
+
+class Failure(AssertionError):
+    pass
+
+
+def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=False):
+    with np.errstate(all="ignore"):
+        exact = k * (EPS[compute] * s + TINY[compute] * slope)
+        if alone and compute == "f32":  # an activation by itself: k ulp of the result, where that is a normal number
+            exact = np.where(np.abs(want) >= 2.0**-126, k * ulp(want, compute), exact)
+        tolerance = exact if dtype == compute else np.maximum(ulp(want, dtype), exact + 0.5 * ulp(want, dtype) * (exact > 0.5 * ulp(want, dtype)))
+        largest = MANTISSA[dtype][2]
+        # Where an intermediate leaves float32's range, or the result that of its dtype, infinities are right too.
+        overflow = (np.abs(want) + tolerance > largest) | (top > MANTISSA[compute][2] / 4)
+        good = np.where(np.isnan(want), np.isnan(value), np.abs(value - want) <= tolerance)
+        good |= np.isinf(want) & (value == want)
+        good |= overflow & ~np.isfinite(value)
+        # 0 * inf on the way to a gradient: 0 if the zero is a kink's guard, NaN if it is a factor, infinite if it is not
+        # quite zero. All three stand for it.
+        good |= loose & np.isnan(want) & (~np.isfinite(value) | (value == 0))
+        bad = np.flatnonzero(~good)
+    if bad.size:
+        i = bad[0]
+        raise Failure(f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, expected {want.flat[i]!r} "
+                      f"+- {np.broadcast_to(tolerance, value.shape).flat[i]:.3g}")
