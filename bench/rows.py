@@ -24,12 +24,16 @@ import torch.nn.functional as F  # noqa: E402
 torch._functorch.config.donated_buffer = False  # the compiled backward runs many times over one forward
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-COLS = (128, 1024, 4096, 8192, 16384, 65536)
+COLS = (128, 1024, 4096, 8192, 16384, 65536, 262144)
 MIB, EPS, ROWS = 256, 1e-5, 64
 FORWARD = {
     "softmax": lambda t: F.softmax(t["x"], -1), "log_softmax": lambda t: F.log_softmax(t["x"], -1),
     "rms_norm_{act}": lambda t: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], EPS),
-    "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS)}
+    "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS),
+    "l2_normalize": lambda t: F.normalize(t["x"], dim=-1), "cross_entropy": lambda t: F.cross_entropy(t["x"], t["label"], reduction="none")}
+FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
+ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
+SCALARS = {"eps": EPS, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
 
 
 def arguments():
@@ -63,11 +67,11 @@ def reference(f, t):
     """Results and gradients of the first rows in float64."""
     names = [n for n in ("x", "weight", "bias") if n in t]
     leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in names}
-    out = FORWARD[f["op"]](leaves)
-    found = {"out": out.detach()}
-    if f["bwd"]:
-        grads = torch.autograd.grad(out, leaves["x"], t["dout"][:ROWS].double())
-        found = {"dx": grads[0]}
+    out = FORWARD[f["op"]](leaves | {"label": t.get("label", t["x"])[:ROWS]})
+    result = "loss" if "label" in t else "out"
+    found = {} if f["bwd"] else {result: out.detach()}
+    if f["bwd"] or f["op"] in ONE_PASS:
+        found["dx"] = torch.autograd.grad(out, leaves["x"], t[f"d{result}"][:ROWS].double() if f["bwd"] else torch.ones_like(out))[0]
     return found
 
 
@@ -77,8 +81,15 @@ def tensors(f, rows, cols, dtype):
     for a in f["arguments"]:
         if a.get("kind") == "row" and a["role"] == "in":
             t[a["name"]] = torch.randn(cols, device="cuda").to(dtype)
-    if f["bwd"]:
+    if "cross_entropy" in f["op"]:
+        t["label"] = torch.randint(cols, (rows,), device="cuda")
+        t["lse"] = torch.cat([part.float().logsumexp(-1) for part in t["x"].chunk(16)])
+        if f["bwd"]:
+            t["dloss"] = torch.randn(rows, device="cuda")
+    elif f["bwd"]:
         t["dout"] = torch.randn(rows, cols, device="cuda").to(dtype)
+        if f["op"] == "l2_normalize":
+            t["norm"] = torch.cat([part.float().norm(dim=-1) for part in t["x"].chunk(16)])
         for part in torch.arange(rows, device="cuda").chunk(16) if f["op"].startswith(("rms", "layer")) else ():
             x = t["x"][part].float()
             mean = x.mean(-1) if f["op"].startswith("layer") else torch.zeros(len(part), device="cuda")
@@ -96,12 +107,17 @@ def tensors(f, rows, cols, dtype):
 def peer(f, t):
     """torch.compile of the same: the forward, or the backward that autograd gives, without the forward's time."""
     torch._dynamo.reset()  # after eight versions of one function it would give up, and run it eagerly
-    if not f["bwd"]:
-        fn = torch.compile(lambda: FORWARD[f["op"]](t), dynamic=False)
-        return lambda: fn()
+    fn = torch.compile(FORWARD[f["op"]], dynamic=False)
+    if not f["bwd"] and f["op"] not in ONE_PASS:
+        return lambda: fn(t)
     leaves = {n: t[n].detach().requires_grad_() for n in ("x", "weight", "bias") if n in t}
-    out = torch.compile(FORWARD[f["op"]], dynamic=False)(leaves)
-    return lambda: torch.autograd.grad(out, list(leaves.values()), t["dout"], retain_graph=True)
+    given = leaves | {n: t[n] for n in ("label",) if n in t}
+    if not f["bwd"]:
+        ones = torch.ones_like(t["loss"]).to(t["x"].dtype)
+        return lambda: torch.autograd.grad(fn(given), leaves["x"], ones)
+    out = fn(given)
+    dout = (t["dloss"] if "dloss" in t else t["dout"]).to(out.dtype)
+    return lambda: torch.autograd.grad(out, list(leaves.values()), dout, retain_graph=True)
 
 
 def measure(lib, f, cols, with_compile):
@@ -110,7 +126,7 @@ def measure(lib, f, cols, with_compile):
     t = tensors(f, rows, cols, dtype)
     need = lib.workspace_bytes(f, [rows, cols])
     workspace = torch.empty(max(need, 16), dtype=torch.uint8, device="cuda")
-    values = {n: v.data_ptr() for n, v in t.items()} | {"rows": rows, "cols": cols, "eps": EPS, "workspace": workspace.data_ptr(),
+    values = {n: v.data_ptr() for n, v in t.items()} | SCALARS | {"rows": rows, "cols": cols, "workspace": workspace.data_ptr(),
                                                          "workspace_bytes": need}
     values = {a["name"]: values.get(a["name"]) for a in f["arguments"]}
     call = lib.bind(f, values, torch.cuda.current_stream().cuda_stream)

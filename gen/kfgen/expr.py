@@ -60,6 +60,7 @@ OVER_ROWS = {"stop", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
 COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
+COLUMN = "column"  # the place of an element in its row, from 0 on
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
@@ -73,9 +74,9 @@ ROW_WORDS = ["mean", "stop", "sum"]  # beside max and min of one argument
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 
 
-def row_counts(n):
+def row_names(n, np):
     """What expressions over rows of n elements read beside their operands."""
-    return {COUNT: float(n), PER_COUNT: 1.0 / n if n else float("inf")}
+    return {COUNT: np.float64(n), PER_COUNT: np.float64(1.0 / n if n else float("inf")), COLUMN: np.arange(float(n))}
 
 
 class ExprError(Exception):

@@ -628,11 +628,11 @@ def dtype_tuples(op, dtypes):
 
 
 def kernels(op, dtypes=DTYPES):
-    """The kernels of one op. A cast and integers have no backward."""
+    """The kernels of one op. A cast, integers, and ops of which no operand has a gradient have no backward."""
     found = []
     for ds in dtype_tuples(op, dtypes):
         for bwd in (False, True):
-            if bwd and (op.types == "pairs" or ds[0] in INT_DTYPES):
+            if bwd and (op.types == "pairs" or ds[0] in INT_DTYPES or not any(o.grad for o in op.operands)):
                 continue
             kernel = FAMILIES[op.family](op, ds, bwd)
             if kernel.acts:

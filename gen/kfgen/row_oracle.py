@@ -12,7 +12,7 @@ import scipy.special as sp
 
 from kfgen import oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_counts
+from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
@@ -60,6 +60,7 @@ WORDS = {"sum": _reduce, "mean": lambda a: _reduce(a) / np.float64(a.value.shape
 def reference(op, act, inputs, scalars):
     """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]."""
     leaves = {n: Tape(v) for n, v in inputs.items()}
+    scalars = scalars | row_names(max(np.shape(v)[-1] for v in inputs.values()), np)
 
     def apply_act(z):
         slope = oracle.act_derivative(act, z.value, scalars)
@@ -128,7 +129,7 @@ class Bound:
 
     def evaluate(self, env, count, eps, tiny, largest):
         """[(value, error)], rows in which some value is beyond `largest`. Arrays are [rows, cols] or [rows, 1]."""
-        env = env | row_counts(count)
+        env = env | row_names(count, np)
         nodes = self.graph.reachable(self.roots)
         value = dict(zip(nodes, evaluate(self.graph, nodes, env, np, sp)))
         error, beyond = {}, False

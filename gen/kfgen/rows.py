@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kfgen import model
 from kfgen.emit import Target, emit, reads
-from kfgen.expr import COUNT, ELEM, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.expr import COLUMN, COUNT, ELEM, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import op_gradients, op_graph
 
@@ -164,18 +164,18 @@ class RowKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = op_graph(op)
-        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"]}
         self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent) for o in op.operands]
         saved = {name: env[name] for name in op.saved}
 
         def result(name, node, kind="", dtype=None, **more):
             kind = kind or ("elem" if graph.level(node) == ELEM else "per_row")
-            return Stream(name, kind, dtype or self.dtype, "out", (name,), exprs=[node], **more)
+            return Stream(name, kind, dtype or (self.dtype if kind == "elem" else self.dtype.acc), "out", (name,), exprs=[node], **more)
 
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
-            self.outputs += [result(n, node, "per_row", self.dtype.acc, required=False) for n, node in saved.items()]
+            self.outputs += [result(n, node, "per_row", required=False) for n, node in saved.items()]
             replaced = {}
         else:
             grads = op_gradients(op, graph, env, outs)
@@ -187,9 +187,9 @@ class RowKernel(Kernel):
                     self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind == "row" else "out", (f"d{o.name}",),
                                                same_as=twin, exprs=[node], required=False))
             read = graph.variables([e for s in self.outputs for e in s.exprs])
-            again = [Stream(n, result(n, node).kind, self.dtype, "in", (n,)) for n, node in outs.items() if n in read]
+            again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
             kept = [Stream(n, "per_row", self.dtype.acc, "in", (n,)) for n in saved]
-            seeds = [Stream(f"d{n}", result(n, node).kind, self.dtype, "in", (f"d{n}",)) for n, node in outs.items()]
+            seeds = [replace(result(f"d{n}", node), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds
             replaced = {node: name for name, node in saved.items()}
         roots = [s.exprs[0] for s in self.outputs]
@@ -237,6 +237,7 @@ class RowKernel(Kernel):
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values}
+        env[COLUMN] = "(column + e)"
         return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env, [s.name for s in self.sums],
                        keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
@@ -361,6 +362,7 @@ class RowKernel(Kernel):
         if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)
         env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values}
+        env[COLUMN] = f"(column + ({self.compute})j)"
         return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env)
 
     def cpu_reads(self, found):
@@ -412,7 +414,9 @@ class RowKernel(Kernel):
         return f"{guard}kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
 
     def cpu_value(self, s):
-        return f"kfi_cpu_load_{s.dtype.word}({s.name}[row])" if s.dtype.size == 2 else f"{s.name}[row]"
+        """A row's value; a number in place of what is absent or not read."""
+        text = f"kfi_cpu_load_{s.dtype.word}({s.name}[row])" if s.dtype.size == 2 else f"({self.compute}){s.name}[row]"
+        return f"{s.name} ? {text} : {s.absent or 0:g}" if s.absent is not None or s.reads == "act" else text
 
 
 model.FAMILIES["row"] = RowKernel

@@ -8,7 +8,7 @@ import struct
 import tomllib
 from dataclasses import dataclass, field, replace
 
-from kfgen.expr import BOOLEAN, COUNT, ELEM, OVER_ROWS, PER_COUNT, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
+from kfgen.expr import BOOLEAN, COLUMN, COUNT, ELEM, OVER_ROWS, PER_COUNT, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
 from kfgen.paths import SPECS
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
@@ -94,7 +94,7 @@ class Activation:
 class Operand:
     name: str
     kind: str
-    dtype: str = "T"  # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64)
+    dtype: str = "T"  # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "i64" whole numbers, such as labels
     grad: bool = True
     parts: tuple = ()  # the names of the two halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
@@ -318,7 +318,7 @@ def _load_op(spec, file, pattern, f, builtin):
             raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
     saved, grads = _row_fields(f, family, {*scalars, *outputs}, operands)
     plain = {*scalars, *outputs, *saved, *(n for o in operands for n in (o.name, *o.values))}
-    for name in sorted(plain & {f"d{n}" for n in plain}):
+    for name in sorted(plain & {f"d{n}" for n in plain}) if any(o.grad for o in operands) else ():
         raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
         pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs, family=family,
@@ -347,7 +347,7 @@ def _row_fields(f, family, taken, operands):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
-        for name in (COUNT, PER_COUNT):
+        for name in (COLUMN, COUNT, PER_COUNT):
             if family == "row" and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
     for field_, table in (("saved", saved), ("grads", grads)):
@@ -355,7 +355,7 @@ def _row_fields(f, family, taken, operands):
             if not isinstance(text, str):
                 raise f.error(field_, f"{name} is {text!r}", "give it an expression, in quotes")
     for name in saved:
-        if not usable(name) or name in names or name in (COUNT, PER_COUNT):
+        if not usable(name) or name in names or name in (COLUMN, COUNT, PER_COUNT):
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
     wanted = [o.name for o in operands if o.grad]
     for name in grads:
@@ -390,14 +390,15 @@ def _operands(f, scalars, family):
             if not isinstance(flag, bool):
                 raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
         absent = value.get("absent")
-        if absent is not None and (family != "row" or value["kind"] != "row" or isinstance(absent, bool) or not isinstance(absent, (int, float))):
-            raise f.error("operands", f"{name} has absent = {absent!r}", 'a "row" of an op over rows may be absent: absent = 1, its value then')
+        if absent is not None and (family != "row" or value["kind"] == "elem" or isinstance(absent, bool) or not isinstance(absent, (int, float))):
+            raise f.error("operands", f"{name} has absent = {absent!r}", 'a "row" or a "per_row" of an op over rows may be absent: absent = 1, its value then')
         if absent is not None and not _held(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()
+        others += ("i64",) if operand.kind == "per_row" and not operand.grad else ()
         if operand.dtype not in ("T", *others):
-            fix = 'use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U"'
+            fix = 'use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U", and a "per_row" with grad = false "i64"'
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
@@ -410,8 +411,6 @@ def _operands(f, scalars, family):
     if not kinds & {"elem", "half"}:
         whole = " or ".join(f'"{kind}"' for kind in FAMILIES[family] if kind in ("elem", "half"))
         raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
-    if family == "row" and not any(o.grad for o in operands):
-        raise f.error("operands", "has no operand with a gradient", "leave out grad = false of one of them")
     if "channel" in kinds and kinds & {"row", "half"}:
         raise f.error("operands", 'mixes "channel" with "row" or "half"', "an op has one kind of broadcast")
     if "half" in kinds and any(o.kind == "row" and o.grad for o in operands):
@@ -446,7 +445,7 @@ def op_graph(op):
     levels = {o.name: ROW for o in op.operands if o.kind == "per_row"} | dict.fromkeys(op.scalars, UNIFORM)
     graph = Graph(levels if op.family == "row" else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
-    env |= {name: graph.var(name) for name in op.scalars}
+    env |= {name: graph.var(name) for name in (*op.scalars, *((COLUMN, COUNT) if op.family == "row" else ()))}
     for name, text in op.saved.items():
         env[name] = parse(graph, text, env)
     extra = ({"dropout": None} if op.family == "map" else {}) | ({"act": None} if op.has_act else {})
@@ -479,7 +478,7 @@ def _check_expressions(op):
         for o in op.operands:
             if not used & set(o.values):
                 raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
-        if op.family == "row":
+        if op.family == "row" and any(o.grad for o in op.operands):
             op_gradients(replace(op, grads={}), *op_graph(op))
             field_ = "grads"
             _check_grads(op, *op_graph(op))

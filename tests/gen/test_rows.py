@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.special as sp
 from kfgen.emit import evaluate
-from kfgen.expr import ELEM, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_counts, stages
+from kfgen.expr import ELEM, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_names, stages
 
 ROWS, COLS = 3, 7
 # name: (expression of x, w and eps, the same in NumPy, passes forward, passes of the gradient of x)
@@ -31,7 +31,7 @@ def build(text):
 
 def draw(seed=5):
     rng = np.random.default_rng(seed)
-    return {"x": rng.standard_normal((ROWS, COLS)), "w": rng.uniform(0.5, 2, COLS), "eps": np.float64(0.1)} | row_counts(COLS)
+    return {"x": rng.standard_normal((ROWS, COLS)), "w": rng.uniform(0.5, 2, COLS), "eps": np.float64(0.1)} | row_names(COLS, np)
 
 
 def value_of(graph, root, env):
@@ -109,7 +109,7 @@ def test_what_is_the_same_for_a_row_leaves_the_sum():
     m, r = X.mean(-1, keepdims=True), 1 / np.sqrt(X.var(-1, keepdims=True) + 1e-5)
     hat, g = (X - m) * r, DY * W
     want = r * (g - g.mean(-1, keepdims=True) - hat * (g * hat).mean(-1, keepdims=True))
-    np.testing.assert_allclose(value_of(graph, new[dx], {"x": X, "w": W, "dy": DY, "mean": m, "rstd": r} | row_counts(9)), want, atol=1e-12)
+    np.testing.assert_allclose(value_of(graph, new[dx], {"x": X, "w": W, "dy": DY, "mean": m, "rstd": r} | row_names(9, np)), want, atol=1e-12)
 
 
 @pytest.mark.parametrize("text, said", [

@@ -136,7 +136,7 @@ class Layout:
             shape = shape_of(sizes, a["kind"])
             if a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
-                array = row_checks.draw(rng, shape, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
+                array = row_checks.draw(rng, shape, a, mode, sizes[1]) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
             else:
                 array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
             self.data[name] = array

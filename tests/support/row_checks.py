@@ -8,13 +8,15 @@ import scipy.special as sp
 import storage
 from kfgen import row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import row_counts
+from kfgen.expr import row_names
 from kfgen.spec import op_graph
 
 
-def draw(rng, shape, a, values):
+def draw(rng, shape, a, values, cols):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
+    if a["dtype"] == "i64":  # labels, of which some are ignored
+        return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
     if a["kind"] == "elem" and values != "normal":
         array[::3] = storage.draw(rng, array[::3].shape, a["dtype"], values, a["positive"])
@@ -48,7 +50,7 @@ def environment(call, data):
     env = dict(call.scalars) | {s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars}
     for s in call.kernel.inputs:
         absent = s.absent is not None and s.name in call.drop
-        env[s.name] = np.full(call.sizes[1], float(s.absent)) if absent else columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
+        env[s.name] = np.full(call.sizes[1] if s.kind == "row" else 1, float(s.absent)) if absent else columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
     return env
 
 
@@ -58,7 +60,7 @@ def fill(call):
     if not call.kernel.bwd or not made or not call.sizes[1]:
         return
     graph, nodes = _forward(*key(call))
-    env = environment(call, call.data) | row_counts(call.sizes[1])
+    env = environment(call, call.data) | row_names(call.sizes[1], np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
         shape = call.data[s.name].shape
@@ -74,7 +76,7 @@ def _bound(pattern, dtypes, bwd, activation, files):
 def from_nan(bound, env, cols):
     """Per result, where it is NaN since an input is: with the other inputs small it is NaN too, without the NaN it is not. That
     holds in every range."""
-    small = {n: np.clip(v, -8.0, 8.0) if np.ndim(v) else v for n, v in env.items()} | row_counts(cols)
+    small = {n: np.clip(v, -8.0, 8.0) if np.ndim(v) else v for n, v in env.items()} | row_names(cols, np)
     plain = {n: np.nan_to_num(v, nan=1.0) for n, v in small.items()}
     found = [evaluate(bound.graph, bound.roots, e, np, sp) for e in (small, plain)]
     return [np.isnan(a) & ~np.isnan(b) for a, b in zip(*found)]
