@@ -280,7 +280,7 @@ def _row_op(op, act, failures):
     tapes, leaves = reference(inputs)
     found = results(False, inputs)
     for name, tape in tapes.items():
-        want = np.broadcast_to(tape.value, np.shape(found[name]))
+        want = np.broadcast_to(tape.value, np.broadcast_shapes(np.shape(tape.value), np.shape(found[name])))
         points = {n: np.broadcast_to(v[..., :want.shape[-1]], want.shape) for n, v in inputs.items()}
         _compare(failures, place, f"expr of {name} against its ref", points, found[name], want, 1e-9 * np.abs(want) + 1e-11)
     if not any(o.grad for o in op.operands):

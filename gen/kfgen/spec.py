@@ -8,7 +8,23 @@ import struct
 import tomllib
 from dataclasses import dataclass, field, replace
 
-from kfgen.expr import BOOLEAN, COLUMN, COUNT, ELEM, OVER_ROWS, PER_COUNT, PRIMITIVES, ROW, UNIFORM, ExprError, Graph, gradient, parse, stages, substitute
+from kfgen.expr import (
+    BOOLEAN,
+    COLUMN,
+    COUNT,
+    ELEM,
+    OVER_ROWS,
+    PER_COUNT,
+    PRIMITIVES,
+    ROW,
+    UNIFORM,
+    ExprError,
+    Graph,
+    gradient,
+    parse,
+    stages,
+    substitute,
+)
 from kfgen.paths import SPECS
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
@@ -390,15 +406,18 @@ def _operands(f, scalars, family):
             if not isinstance(flag, bool):
                 raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
         absent = value.get("absent")
-        if absent is not None and (family != "row" or value["kind"] == "elem" or isinstance(absent, bool) or not isinstance(absent, (int, float))):
-            raise f.error("operands", f"{name} has absent = {absent!r}", 'a "row" or a "per_row" of an op over rows may be absent: absent = 1, its value then')
+        absent_at = family == "row" and value["kind"] != "elem"
+        if absent is not None and (not absent_at or isinstance(absent, bool) or not isinstance(absent, (int, float))):
+            fix = 'a "row" or a "per_row" of an op over rows may be absent: absent = 1, its value then'
+            raise f.error("operands", f"{name} has absent = {absent!r}", fix)
         if absent is not None and not _held(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()
         others += ("i64",) if operand.kind == "per_row" and not operand.grad else ()
         if operand.dtype not in ("T", *others):
-            fix = 'use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U", and a "per_row" with grad = false "i64"'
+            fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U", and a "per_row" with '
+                   'grad = false "i64"')
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')

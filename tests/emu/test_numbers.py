@@ -60,7 +60,7 @@ TALL = {2: [(200, 24), (90, 700)], 3: [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
 def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel")}
-    for sizes in [(600, 24), (90, 700)] if f["family"] == "row" else TALL[len(f["sizes"])]:
+    for sizes in [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else TALL[len(f["sizes"])]:
         found = []
         try:
             for sms in (132, 5, 1):
@@ -71,6 +71,17 @@ def test_multiprocessors(lib, emu, memory, f):
         assert len({need for need, _ in found}) > 1, "the number of parts does not depend on the device"
         whole = [n for n in found[0][1] if n not in summed]
         assert all(checks.same_bits(found[0][1][n], other[n]) for _, other in found[1:] for n in whole)
+
+
+@numeric.each([f for f in numeric.IN_PLACE if f["family"] == "row" and f["activation"] == "none" and not f["workspace"]], "name")
+def test_walked(lib, emu, memory, f):
+    """A row's bits are the same whether a block has it alone or walks down many."""
+    for sizes in ((12, 3000), (12, 6000)):
+        try:
+            found = [emu.set(sms=sms) or checks.run(lib, memory, f, sizes) for sms in (132, 1)]
+        finally:
+            emu.set(sms=132)
+        assert all(checks.same_bits(found[0][n], found[1][n]) for n in found[0])
 
 
 @pytest.mark.parametrize("error, code, text", [(209, 7, "no kernel image"), (98, 7, "invalid device function"), (2, 8, "CUDA error 2"),

@@ -60,11 +60,29 @@ SEEDED = {
     "a lane less in a shuffle": (
         "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
+    "a row's last warp": (
+        "kf/core/row.cuh", r"own < warps \?", "own < warps - 1 ?",
+        ("kf_softmax_f32", "kf_layer_norm_bwd_f32"), ()),
+    "a cluster's last block": (
+        "kf/core/row.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
+        ("kf_rms_norm_f32",), ()),
+    "the sums of a block's last row": (
+        "kf/core/row.cuh", r"y < g\.groups", "y < g.groups - 1",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+    "what the warps of a row have reduced, not waited for": (
+        "kf/ops/softmax.cuh", r"__syncthreads\(\);", ";",
+        ("kf_softmax_f32", "kf_softmax_bwd_bf16"), ()),
+    "the vectors behind a row's end": (
+        "kf/ops/layer_norm.cuh", r"whole \? left > 0", "whole ? true",
+        ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
+    "the row before on its way": (
+        "kf/ops/rms_norm.cuh", r"start \+ depth \* leap", "start + (depth - 1) * leap",
+        ("kf_rms_norm_bwd_f32",), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
 SUMS = [f for f in samples.MANIFEST if f["workspace"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]]
-SITES = [(path, i) for path in sorted(CORE.glob("map*.cuh")) for i in range(path.read_text().count(BARRIER))]
+SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh"] for i in range(path.read_text().count(BARRIER))]
 
 
 def broken(include, folder, file, change):
@@ -87,7 +105,9 @@ def caught(include, folder, functions, sanitizers):
         memory = emulator.Memory(emu, ((order, emulator.FILL), (order, 1)))
         try:
             for f in functions:
-                for sizes, values, shift in cases.runs(f):
+                rows = f["family"] == "row"  # of which a block is to walk down several
+                emu.set(sms=1 if rows else 132)
+                for sizes, values, shift in cases.runs(f) + ([((40, 1000), "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
         except checks.Failure:
             found.add(way)

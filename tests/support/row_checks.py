@@ -49,8 +49,10 @@ def _forward(pattern, dtypes, bwd, activation, files):
 def environment(call, data):
     env = dict(call.scalars) | {s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars}
     for s in call.kernel.inputs:
-        absent = s.absent is not None and s.name in call.drop
-        env[s.name] = np.full(call.sizes[1] if s.kind == "row" else 1, float(s.absent)) if absent else columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
+        if s.absent is not None and s.name in call.drop:
+            env[s.name] = np.full(call.sizes[1] if s.kind == "row" else 1, float(s.absent))
+        else:
+            env[s.name] = columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
     return env
 
 
