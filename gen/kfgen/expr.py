@@ -61,6 +61,7 @@ OVER_ROWS = {"stop", *REDUCTIONS.values()}
 UNIFORM, ROW, ELEM = range(3)
 COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
 COLUMN = "column"  # the place of an element in its row, from 0 on
+ROW_NAMES = (COLUMN, COUNT, PER_COUNT)
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
@@ -354,14 +355,15 @@ def gradient(graph, seeds, wrt):
             give(a, dy, guards + ((condition, True),), i)
             give(b, dy, guards + ((condition, False),), i)
             continue
+        if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
+            give(node.args[0], graph.add("mul", dy, graph.var(PER_COUNT)), guards, i)
+            continue
         names, rules = PRIMITIVES[node.op]
         env = dict(zip(names, node.args), y=i, dy=dy, act_bwd=None)
         for name, arg in zip(names, node.args):
             if name not in rules:
                 raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
-            if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
-                give(arg, graph.add("mul", dy, graph.var(PER_COUNT)), guards, i) if name == "a" else None
-            elif graph.nodes[arg].op != "const" and rules[name] is not None:
+            if graph.nodes[arg].op != "const" and rules[name] is not None:
                 give(arg, parse(graph, rules[name], env), guards, i)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 

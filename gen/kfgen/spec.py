@@ -14,9 +14,9 @@ from kfgen.expr import (
     COUNT,
     ELEM,
     OVER_ROWS,
-    PER_COUNT,
     PRIMITIVES,
     ROW,
+    ROW_NAMES,
     UNIFORM,
     ExprError,
     Graph,
@@ -37,7 +37,7 @@ INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min",
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p) and calls its own
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h) and calls its own
 # temporaries (t0, row0, kept0).
 DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
@@ -363,7 +363,7 @@ def _row_fields(f, family, taken, operands):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
-        for name in (COLUMN, COUNT, PER_COUNT):
+        for name in ROW_NAMES:
             if family == "row" and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
     for field_, table in (("saved", saved), ("grads", grads)):
@@ -371,7 +371,7 @@ def _row_fields(f, family, taken, operands):
             if not isinstance(text, str):
                 raise f.error(field_, f"{name} is {text!r}", "give it an expression, in quotes")
     for name in saved:
-        if not usable(name) or name in names or name in (COLUMN, COUNT, PER_COUNT):
+        if not usable(name) or name in names or name in ROW_NAMES:
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
     wanted = [o.name for o in operands if o.grad]
     for name in grads:
@@ -380,7 +380,7 @@ def _row_fields(f, family, taken, operands):
     return saved, grads
 
 
-def _held(value):
+def _in_every_dtype(value):
     """Whether every dtype holds the number as it is."""
     try:
         f16, f32 = struct.pack(">e", value), struct.pack(">f", value)
@@ -410,7 +410,7 @@ def _operands(f, scalars, family):
         if absent is not None and (not absent_at or isinstance(absent, bool) or not isinstance(absent, (int, float))):
             fix = 'a "row" or a "per_row" of an op over rows may be absent: absent = 1, its value then'
             raise f.error("operands", f"{name} has absent = {absent!r}", fix)
-        if absent is not None and not _held(absent):
+        if absent is not None and not _in_every_dtype(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()

@@ -26,7 +26,30 @@ def test_the_callers_stream(cuda, functions):
         assert seen.count - before == 1 + bool(f["workspace"]) and seen.stream == STREAM, f["name"]
         threads = seen.block[0] * seen.block[1] * seen.block[2]
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
-        assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1 and seen.shared_bytes == 0, f["name"]
+        assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
+        assert 0 <= seen.shared_bytes <= (48 << 10 if f["family"] == "row" else 0), f["name"]
+
+
+ROWS = [f for f in FUNCTIONS if f["family"] == "row"]
+
+
+@pytest.fixture(scope="module", params=[800, 900])
+def rows(request):
+    return request.param, hostcuda.build(ROWS, BUILD, request.param)
+
+
+def test_shared_memory(rows):
+    """Of rows in every schedule, with clusters and without: no more than a GPU has, and beyond 48 KiB the launcher says so before."""
+    architecture, cuda = rows
+    for f in ROWS:
+        cuda.seen.raised = 0
+        for cols in (1, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21):
+            call = Call(cuda, f).set(**dict(zip(f["sizes"], (1056, cols)))).set(workspace_bytes=2**60, workspace=2**60)
+            for i, a in enumerate(tensors_of(f)):
+                call.set(**{a["name"]: (i + 1) * 2**52})
+            assert cuda.call(f, call.values) == 0, f"{f['name']} {cols}: {cuda.detail}"
+        if f["workspace"] and architecture == 900:
+            assert 48 << 10 < cuda.seen.raised, f["name"]
 
 
 @pytest.mark.parametrize(("status", "code"), [(NO_DRIVER, CUDA), (NO_MEMORY, CUDA), (NO_IMAGE, NO_KERNEL_IMAGE), (INVALID_FUNCTION, NO_KERNEL_IMAGE)])

@@ -31,9 +31,10 @@ CALLS = {
     "cudaLaunchKernelExC": ("const cudaLaunchConfig_t *c, const void *f, void **a", "c, f, a"),
 }
 LAUNCH = "cudaLaunchKernelExC"
+SETUP = "cudaFuncSetAttribute"  # of a kernel that takes more than 48 KiB of shared memory: no work of the GPU's, and no wait
 # What a launcher's object may ask of the runtime at all: the launch, shared memory beyond 48 KiB for it, the text of its error,
 # the devices' numbers, and what nvcc itself registers kernels with.
-ALLOWED = {LAUNCH, "cudaFuncSetAttribute", "cudaGetErrorString", "cudaGetDevice", "cudaGetDeviceCount", "cudaStreamGetDevice",
+ALLOWED = {LAUNCH, SETUP, "cudaGetErrorString", "cudaGetDevice", "cudaGetDeviceCount", "cudaStreamGetDevice",
            "cudaStreamIsCapturing"}
 LINK = tuple(f"-Xlinker=--wrap={name}" for name in CALLS)
 

@@ -14,11 +14,19 @@ struct kft_launches {
     const void *stream, *kernel;
     int current, own;        /* devices: the current one, and the stream's; of two */
     int capturing;           /* when nobody may ask for the stream's device */
+    int raised;              /* shared memory that `raised_of` was allowed last; without, a launch gets 48 KiB at most */
+    const void *raised_of;
 };
 
 extern "C" {
 __attribute__((weak)) kft_launches kft_seen;
-__attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaSuccess; }
+__attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
+{
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value > 227 << 10) return cudaErrorInvalidValue;
+    kft_seen.raised = value;
+    kft_seen.raised_of = kernel;
+    return cudaSuccess;
+}
 __attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **)
 {
     ++kft_seen.count;
@@ -31,6 +39,8 @@ __attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *
     kft_seen.shared_bytes = (long long)config->dynamicSmemBytes;
     kft_seen.stream = (const void *)config->stream;
     kft_seen.kernel = kernel;
+    const int room = kernel == kft_seen.raised_of ? kft_seen.raised : 48 << 10;
+    if (kft_seen.status == 0 && kft_seen.shared_bytes > room) return cudaErrorInvalidValue;
     return (cudaError_t)kft_seen.status;
 }
 __attribute__((weak)) cudaError_t cudaGetDeviceCount(int *count)

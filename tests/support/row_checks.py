@@ -38,11 +38,7 @@ def _forward(pattern, dtypes, bwd, activation, files):
     kernel, act = storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
     graph, env, outs = op_graph(kernel.op)
     nodes = {**{n: env[n] for n in kernel.op.saved}, **outs}
-
-    def scalars(g):
-        return {s: g.var(s) for s in act.scalars}
-
-    graph, roots = rows.copy(graph, list(nodes.values()), {}, act=(lambda g, x: act.build(g, x, scalars(g)), None))
+    graph, roots = rows.inlined(graph, list(nodes.values()), act)
     return graph, dict(zip(nodes, roots))
 
 

@@ -268,12 +268,12 @@ KF_FN int kfi_line_clusters()
     return kfi_overlaps() ? KFI_LINE_CLUSTER : 1;
 #endif
 }
-// Rows at a time, of blocks that walk down them: as many as an H200 has room for. Where gradients are added up these are 512
-// threads an SM, and shared memory for KFI_LINE_RINGS of them. Clusters of more than two leave one SM in eleven alone.
+// Rows at a time, of blocks that walk down them: as many as an H200 has room for, 512 threads an SM, where gradients are added up
+// at most as many blocks as have room for their shared memory. Clusters of more than two leave one SM in eleven alone.
 #define KFI_LINE_RINGS 6
 KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads, bool sums)
 {
-    const kf_i64 blocks = KFI_MAP_SMS * (sums ? kfi_clamp(512 / threads, 1, KFI_LINE_RINGS) : kfi_clamp(512 / threads, 1, 4));
+    const kf_i64 blocks = KFI_MAP_SMS * kfi_clamp(512 / threads, 1, sums ? KFI_LINE_RINGS : 4);
     const kf_i64 most = (g.cluster > 2 ? blocks - blocks / 11 : blocks) / g.cluster;
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
