@@ -50,6 +50,11 @@ class Pass:
     first: int  # reductions of the passes before
     keeps: list  # values of an element that a later pass takes from here
 
+    @property
+    def codes(self):
+        """How each is reduced, 2 bits each."""
+        return " | ".join(r.code + (f" << {2 * i}" if i else "") for i, r in enumerate(self.reductions))
+
 
 @dataclass
 class Program:
@@ -246,9 +251,14 @@ class RowKernel(Kernel):
 
     def guard(self, stream):
         """The condition under which the stream is there to be read."""
+        more = self.guarded(stream)
+        return f"if ({more[4:]}) " if more else ""
+
+    def guarded(self, stream):
+        """The same beside another condition."""
         found = ["kfi_act_bwd_reads(kfi_tag<act>())"] if stream.reads == "act" else []
         found += [stream.name] if stream.absent is not None else []
-        return f"if ({' && '.join(found)}) " if found else ""
+        return "".join(f" && {f}" for f in found)
 
     @property
     def counts(self):
@@ -340,18 +350,19 @@ class RowKernel(Kernel):
         """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
         held = [vectors for vectors, *_ in self.held]
         found = [(v, 0) for v in held[:-1]] + [(held[-1], 1), (0, int(bool(self.sums)))]
-        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {walk}, {whole}>)" for held, walk in found for whole in (1, 0)]
+        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {2 * walk + whole}>)" for held, walk in found for whole in (1, 0)]
 
     @property
     def bounds(self):
         """Threads of a block at most: of a row, or of several rows' blocks."""
         least = 256 if self.sums else 128
         found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
-        return f"walk ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024"
+        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024"
 
     @property
     def held_table(self):
-        return ", ".join(f"{{{', '.join(map(str, h))}}}" for h in self.held)
+        """In a word each, as core/row.cuh has it: such a table is compiled for every launcher there is."""
+        return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.held)
 
     # ---- C -----------------------------------------------------------------------------------------------------------
 

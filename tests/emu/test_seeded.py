@@ -61,7 +61,7 @@ SEEDED = {
         "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
     "a row's last warp": (
-        "kf/core/row.cuh", r"own < warps \?", "own < warps - 1 ?",
+        "kf/core/row.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
         ("kf_softmax_f32", "kf_layer_norm_bwd_f32"), ()),
     "a cluster's last block": (
         "kf/core/row.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
@@ -69,14 +69,14 @@ SEEDED = {
     "the sums of a block's last row": (
         "kf/core/row.cuh", r"y < g\.groups", "y < g.groups - 1",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
-    "what the warps of a row have reduced, not waited for": (
-        "kf/ops/softmax.cuh", r"__syncthreads\(\);", ";",
-        ("kf_softmax_f32", "kf_softmax_bwd_bf16"), ()),
+    "the second of what a pass reduces": (
+        "kf/core/row.cuh", r"slot \+ i \* 32 \+ at\.group", "slot + at.group",
+        ("kf_layer_norm_bwd_f32",), ()),
     "the vectors behind a row's end": (
         "kf/ops/layer_norm.cuh", r"whole \? left > 0", "whole ? true",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the row before on its way": (
-        "kf/ops/rms_norm.cuh", r"start \+ depth \* leap", "start + (depth - 1) * leap",
+        "kf/ops/rms_norm.cuh", r"start \+ leap", "start",
         ("kf_rms_norm_bwd_f32",), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function

@@ -43,17 +43,6 @@ struct kfi_line {
 #endif
 
 #ifdef KFI_DEVICE_PASS
-KFI_DEVICE float kfi_join(kfi_tag<KFI_SUM>, float a, float b) { return a + b; }
-KFI_DEVICE float kfi_join(kfi_tag<KFI_MAX>, float a, float b) { return kfi_max_f32(a, b); }
-KFI_DEVICE float kfi_join(kfi_tag<KFI_MIN>, float a, float b) { return kfi_min_f32(a, b); }
-KFI_DEVICE double kfi_join(kfi_tag<KFI_SUM>, double a, double b) { return a + b; }
-KFI_DEVICE double kfi_join(kfi_tag<KFI_MAX>, double a, double b) { return kfi_max_f64(a, b); }
-KFI_DEVICE double kfi_join(kfi_tag<KFI_MIN>, double a, double b) { return kfi_min_f64(a, b); }
-// Of no terms.
-KFI_DEVICE float kfi_nothing(kfi_tag<KFI_SUM>) { return 0.0f; }
-KFI_DEVICE float kfi_nothing(kfi_tag<KFI_MAX>) { return __int_as_float((int)0xff800000); }
-KFI_DEVICE float kfi_nothing(kfi_tag<KFI_MIN>) { return __int_as_float(0x7f800000); }
-
 // A block's own shared memory, of the launch's size: clusters of the emulation have no other.
 KFI_DEVICE char *kfi_dynamic()
 {
@@ -143,24 +132,107 @@ KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *, int rank, d
 #endif
 #endif
 
+// Where a thread is.
+struct kfi_spot {
+    kf_i64 block;    // or cluster of blocks
+    kf_i64 row;      // its first one
+    kf_i64 apart;    // rows from there to its next one
+    int rank;        // of the block in the row's cluster
+    int group, lane; // which of the block's rows, and where in it
+    int first, step; // its first column, and from one vector to the next
+    int turn, phase; // which of two sets of places in shared memory the row has: free again when the next row but one comes
+};
+// At first in a kernel. split: a row may have a cluster, whose blocks open `posts` posts each, at the beginning of shared memory.
+template <int vec, int split> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line &g, int posts)
+{
+    kfi_spot at = {};
+#if KFI_CLUSTERS
+    if (split && g.cluster > 1) {
+        at.rank = kfi_cluster_rank();
+        for (int i = 0; threadIdx.x == 0 && i < posts; ++i) kfi_post_open((unsigned long long *)kfi_dynamic() + i);
+        kfi_cluster_arrive();
+    }
+#endif
+    at.group = (int)threadIdx.x / g.lanes;
+    at.lane = (int)threadIdx.x - at.group * g.lanes;
+    at.first = (at.rank * g.lanes + at.lane) * vec;
+    at.step = g.lanes * g.cluster * vec;
+    at.block = blockIdx.x / (unsigned)g.cluster;
+    at.row = at.block * g.groups + at.group;
+    at.apart = (kf_i64)(gridDim.x / (unsigned)g.cluster) * g.groups;
+    return at;
+}
+// Nobody sends to another block before.
+template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
+{
+#if KFI_CLUSTERS
+    if (split && g.cluster > 1) kfi_cluster_wait();
+#endif
+}
+
+#if KFI_CLUSTERS
+#define KFI_LINE_ACROSS(type) \
+    if (split && g.cluster > 1) { \
+        slot = slots + 2 * all * 32 + (at.turn * all + first) * KFI_LINE_CLUSTER; \
+        if (at.lane == 0) kfi_post_expect(post, g.cluster * count * (int)sizeof *slot); \
+        if (at.lane < g.cluster) \
+            _Pragma("unroll") for (int i = 0; i < count; ++i) kfi_cluster_send(slot + i * KFI_LINE_CLUSTER + at.rank, post, at.lane, v[i]); \
+        kfi_post_await(post, at.phase); \
+        _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_line_gather(words >> 2 * i & 3, slot + i * KFI_LINE_CLUSTER, g.cluster); \
+    }
+#else
+#define KFI_LINE_ACROSS(type) (void)post;
+#endif
+
 // What float and double have in common.
-#define KFI_LINE_WORDS(type) \
+#define KFI_LINE_WORDS(type, f) \
+    KFI_DEVICE type kfi_join(int word, type a, type b) { return word == KFI_SUM ? a + b : word == KFI_MAX ? kfi_max_##f(a, b) : kfi_min_##f(a, b); } \
+    /* Of no terms. */ \
+    KFI_DEVICE void kfi_nothing(int word, type *v) { *v = word == KFI_SUM ? 0 : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000); } \
     /* What a row's warps left in shared memory, one value each, added up by each of them. */ \
-    template <int word> KFI_DEVICE type kfi_line_fold(const type *slot, int warps) \
+    KFI_DEVICE type kfi_line_fold(int word, const type *slot, int warps) \
     { \
         int by = warps > 8 ? 16 : warps > 2 ? 4 : 1; \
         const int own = (int)threadIdx.x & (2 * by - 1); \
-        type v = own < warps ? slot[own] : (type)kfi_nothing(kfi_tag<word>()); \
-        for (; by > 0; by >>= 1) v = kfi_join(kfi_tag<word>(), v, __shfl_xor_sync(0xffffffffu, v, by)); \
+        type v; \
+        kfi_nothing(word, &v); \
+        if (own < warps) v = slot[own]; \
+        for (; by > 0; by >>= 1) v = kfi_join(word, v, __shfl_xor_sync(0xffffffffu, v, by)); \
         return v; \
     } \
     /* And its blocks. */ \
-    template <int word> KFI_DEVICE type kfi_line_gather(const type *slot, int blocks) \
+    KFI_DEVICE type kfi_line_gather(int word, const type *slot, int blocks) \
     { \
         type v = slot[0]; \
         _Pragma("unroll") for (int i = 1; i < KFI_LINE_CLUSTER; ++i) \
-            if (i < blocks) v = kfi_join(kfi_tag<word>(), v, slot[i]); \
+            if (i < blocks) v = kfi_join(word, v, slot[i]); \
         return v; \
+    } \
+    /* What a pass reduces, of all threads of a row, `words` says how, 2 bits each. Of a kernel's `passes` it is number `pass`, of its */ \
+    /* `all` reductions these begin at `first`. Shared memory: posts, then for each turn and reduction a value of each warp, then of */ \
+    /* each block of a cluster. */ \
+    template <int words, int split, int pass, int passes, int first, int all, int count> \
+    KFI_DEVICE void kfi_line_reduce(type (&v)[count], const kfi_line &g, const kfi_spot &at) \
+    { \
+        unsigned long long *const post = (unsigned long long *)kfi_dynamic() + at.turn * passes + pass; \
+        type *const slots = (type *)(kfi_dynamic() + 2 * passes * sizeof *post), *slot = slots + (at.turn * all + first) * 32; \
+        for (int by = (g.lanes < 32 ? g.lanes : 32) >> 1; by > 0; by >>= 1) \
+            _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by)); \
+        if (g.lanes > 32) { \
+            const int warps = g.lanes / 32; \
+            if (threadIdx.x % 32 == 0) \
+                _Pragma("unroll") for (int i = 0; i < count; ++i) slot[i * 32 + threadIdx.x / 32] = v[i]; \
+            __syncthreads(); \
+            _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_line_fold(words >> 2 * i & 3, slot + i * 32 + at.group * warps, warps); \
+        } \
+        KFI_LINE_ACROSS(type) \
+    } \
+    /* Partial sums of nothing, where they are not held. */ \
+    template <int vec> KFI_DEVICE void kfi_line_clear(type *partial, int first, int step, kf_i64 stride) \
+    { \
+        _Pragma("unroll 1") for (kf_i64 c = first; c < stride; c += step) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (c + e < stride) partial[c + e] = 0; \
     } \
     /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added up over the block's rows. */ \
     /* buffer: a vector for each thread. */ \
@@ -181,8 +253,8 @@ KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *, int rank, d
                 if (first + s * step + e < padded) partial[first + s * step + e] = total[e]; \
         } \
     }
-KFI_LINE_WORDS(float)
-KFI_LINE_WORDS(double)
+KFI_LINE_WORDS(float, f32)
+KFI_LINE_WORDS(double, f64)
 
 // A vector of a row, of which `left` elements are in it; the others are zero. whole: rows hold whole vectors, aligned to 16.
 template <int size, int vec, int whole>
@@ -214,16 +286,44 @@ KFI_DEVICE void kfi_line_store(void *dst, const void *src, kf_i64 left)
     }
 }
 
-// A vector on its way through shared memory, and from there into registers.
-KFI_DEVICE void kfi_line_fetch(char *slot, const void *src, int left)
+// A thread's vectors of a row, or of a row operand, on their way through shared memory, and from there into registers: its places
+// of 16 bytes are `wide` apart. space, left: elements from its first one on that there are.
+template <int size, int vec, int held> KFI_DEVICE void kfi_line_ahead(char *slot, int wide, const void *src, int step, int space)
 {
-    if (left > 0) kfi_fetch<16>(slot, src);
+    constexpr int parts = size * vec / 16;
+#pragma unroll
+    for (int s = 0; s < held; ++s)
+#pragma unroll
+        for (int i = 0; i < parts; ++i)
+            if (space - s * step > 0) kfi_fetch<16>(slot + (s * parts + i) * wide, (const char *)((const char(*)[size])src + s * step) + i * 16);
 }
-KFI_DEVICE void kfi_line_take(void *dst, const char *slot, int left)
+template <int bytes> KFI_DEVICE void kfi_line_take(void *dst, const char *slot, int wide, kf_i64 left)
 {
     const uint4 zero = {0, 0, 0, 0};
-    *(uint4 *)dst = left > 0 ? *(const uint4 *)slot : zero;
+#pragma unroll
+    for (int i = 0; i < bytes / 16; ++i) ((uint4 *)dst)[i] = left > 0 ? *(const uint4 *)(slot + i * wide) : zero;
 }
+// All that a thread holds of a row, from its places (ringed) or from the tensor.
+template <int size, int vec, int whole, int held> KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, int wide, const void *src, int step, int room)
+{
+#pragma unroll
+    for (int s = 0; s < held; ++s) {
+        void *const to = (char *)dst + s * size * vec;
+        if (ringed) kfi_line_take<size * vec>(to, slot + s * (size * vec / 16) * wide, wide, room - s * step);
+        else if (whole) kfi_line_load<size, vec, 1>(to, (const char(*)[size])src + s * step, room - s * step); // one instruction an address
+        else kfi_line_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size, room - s * step);  // fewer registers
+    }
+}
+// The value of a row operand that is absent.
+#define KFI_LINE_ABSENT(type, number) \
+    template <int count> KFI_DEVICE void kfi_line_absent(type *to, number v) \
+    { \
+        _Pragma("unroll") for (int e = 0; e < count; ++e) kfi_cast(to + e, v); \
+    }
+KFI_LINE_ABSENT(float, float)
+KFI_LINE_ABSENT(double, double)
+KFI_LINE_ABSENT(kf_f16, float)
+KFI_LINE_ABSENT(kf_bf16, float)
 
 // Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers.
 template <int count>
@@ -239,20 +339,24 @@ KFI_DEVICE void kfi_line_forget(void *values)
 }
 #endif
 
-// A way to hold a row (RowKernel.held): vectors of a thread; threads of a block, those where a row has a whole cluster, those where
-// there are no clusters.
+#ifdef KFI_HOST_PASS
+// A way to hold a row (RowKernel.held), 8 bits each: vectors of a thread; in warps, the threads of a block, those where a row has a
+// whole cluster, those where there are no clusters.
 struct kfi_held {
     int vectors, threads, most, alone;
 };
-
-#ifdef KFI_HOST_PASS
+KF_FN kfi_held kfi_held_of(unsigned bits)
+{
+    const kfi_held found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32, (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
+    return found;
+}
 // The kernels of one op x dtypes: for each entry of `held`, of which the last is that of blocks that walk down the rows (where
 // gradients are added up there is no other), and then for rows that are not held, {whole, single}.
 struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    const kfi_held *held;
+    const unsigned *held;
     int holds;
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory, in all and a thread
@@ -278,7 +382,7 @@ KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads, bool sums)
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
 // The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an index of kfi_row's table.
-KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const kfi_held *held, int holds, bool sums, int *threads)
+KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const unsigned *held, int holds, bool sums, int *threads)
 {
     const kf_i64 vectors = kfi_ceil(cols, vec);
     const int clusters = kfi_line_clusters();
@@ -286,15 +390,17 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     g->cols = cols;
     g->cluster = 1;
     int found = 0;
+    kfi_held how = {};
     for (; found < holds; ++found) {
-        const int limit = clusters > 1 ? held[found].most : held[found].alone, blocks = found + 1 < holds ? 1 : clusters;
-        if (vectors <= (kf_i64)held[found].vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
+        how = kfi_held_of(held[found]);
+        const int limit = clusters > 1 ? how.most : how.alone, blocks = found + 1 < holds ? 1 : clusters;
+        if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
     }
     kf_i64 lanes = kfi_clamp(512, 1, KFI_LINE_CAP);
     if (found < holds) {
-        const kf_i64 full = held[found].vectors * kfi_clamp(held[found].threads, 1, KFI_LINE_CAP); // of a block
+        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_LINE_CAP); // of a block
         while (found + 1 == holds && g->cluster < clusters && vectors > full * g->cluster) g->cluster *= 2;
-        lanes = kfi_ceil(vectors, held[found].vectors * g->cluster);
+        lanes = kfi_ceil(vectors, how.vectors * g->cluster);
     }
     g->lanes = (int)kfi_ceil(lanes, 32) * 32;
     if (lanes <= 32)
@@ -305,7 +411,7 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
 }
-KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, kfi_held held, int sums, int acc_size)
+KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned held, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
     kfi_line g;
@@ -352,7 +458,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
     return kfi_launch(&m.name, sum_kernels[0], sum_blocks, KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
 #elif !defined(__CUDACC_RTC__)
-KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, kfi_held, int, int) { return 0; }
+KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, unsigned, int, int) { return 0; }
 #endif
 
 #endif
