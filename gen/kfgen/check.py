@@ -279,13 +279,14 @@ def _row_op(op, act, failures):
 
     tapes, leaves = reference(inputs)
     found = results(False, inputs)
+    shapes = {n: np.broadcast_shapes(np.shape(t.value), np.shape(found[n]), (ROWS, 1)) for n, t in tapes.items()}
     for name, tape in tapes.items():
-        want = np.broadcast_to(tape.value, np.broadcast_shapes(np.shape(tape.value), np.shape(found[name])))
+        want = np.broadcast_to(tape.value, shapes[name])
         points = {n: np.broadcast_to(v[..., :want.shape[-1]], want.shape) for n, v in inputs.items()}
         _compare(failures, place, f"expr of {name} against its ref", points, found[name], want, 1e-9 * np.abs(want) + 1e-11)
     if not any(o.grad for o in op.operands):
         return
-    douts = {n: rng.standard_normal(np.shape(found[n])) for n in tapes}
+    douts = {n: rng.standard_normal(shapes[n]) for n in tapes}
     exact = row_oracle.gradients(tapes, leaves, douts)
     got = results(True, inputs | found | {f"d{n}": d for n, d in douts.items()})
     for o in op.operands:

@@ -9,7 +9,7 @@ COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
 # Nodes in which an argument's last bits may show: they jump there, or cancel. A quotient that meets none on its way to a
 # result that is rounded to 2 bytes needs no correction.
-DELICATE = BOOLEAN | {"act", "act_bwd", "max", "min", "add", "sub"}
+DELICATE = BOOLEAN | {"act", "act_bwd", "max", "min", "add", "sub", "stored"}
 ATOM = 9
 
 
@@ -23,6 +23,7 @@ class Target:
     cheap: frozenset = frozenset()  # words that take their lp form all the same
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
+    stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
 
     @property
     def ctype(self):
@@ -145,6 +146,8 @@ def _print(graph, i, target, env, text, exact):
             return target.act(*args), ATOM
         case "act_bwd":
             return target.act_bwd(*args), ATOM
+        case "stored":
+            return (target.stored(*args), ATOM) if target.stored else text[node.args[0]]
         case "div" if "quotient" in target.cheap and not exact:
             return f"{target.prefix}quotient_lp({', '.join(args)})", ATOM
         case op:
@@ -165,7 +168,7 @@ def evaluate(graph, roots, env, np, sp):
         # A sum of what has become the same for the row: as many terms as there are columns.
         "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
         "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
-        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a,
+        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a, "stored": lambda a: a,
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}
     with np.errstate(all="ignore"):
@@ -182,5 +185,5 @@ def evaluate(graph, roots, env, np, sp):
 
 def counts(graph, roots):
     """Arithmetic operations per element: what the documentation calls flops."""
-    free = BOOLEAN | {"const", "var", "where", "neg", "abs"}
+    free = BOOLEAN | {"const", "var", "where", "neg", "abs", "stored"}
     return sum(graph.nodes[i].op not in free and graph.nodes[i].value != KEEP for i in graph.reachable(roots))

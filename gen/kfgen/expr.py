@@ -45,6 +45,7 @@ PRIMITIVES = {
     "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "stop": ("a", {"a": None}),  # the value without its gradient
+    "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
     "lt": ("ab", {}),
     "le": ("ab", {}),
     "gt": ("ab", {}),
@@ -56,7 +57,7 @@ PRIMITIVES = {
     "not": ("a", {}),
 }
 REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls them, of one argument
-OVER_ROWS = {"stop", *REDUCTIONS.values()}
+OVER_ROWS = {"stop", "stored", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
 COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it

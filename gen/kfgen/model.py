@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kfgen import contract, names
 from kfgen.emit import Target, counts, emit, reads
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, gradient, substitute
-from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, op_graph
+from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, SpecError, op_graph
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,9 @@ class Kernel:
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
         self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
         self._schedule()
+        if len(self.tensors) > MAX_TENSORS:
+            problem = f"make {len(self.tensors)} tensors of {'the backward' if bwd else 'the forward'}: {', '.join(self.tensor_names)}"
+            raise SpecError(op.file, f"op.{op.pattern}", "operands", problem, f"at most {MAX_TENSORS} are possible")
 
     # ---- what is computed ----------------------------------------------------------------------------------------
 
@@ -343,7 +346,8 @@ class Kernel:
         for i, slot in enumerate(found):
             slot.index = i
         if len(found) > MAX_SLOTS:
-            raise ValueError(f"op {self.op.pattern} has {len(found)} tensors per element, at most {MAX_SLOTS} are possible")
+            problem = f"make {len(found)} values of an element"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", "operands", problem, f"at most {MAX_SLOTS} are possible")
         return found
 
     @property
@@ -592,7 +596,10 @@ class Kernel:
         def codes(reads, from_state):
             uses = {"in": 0, "act": 0 if reads else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
                     "absent": nullable, "act_absent": nullable | (0 if reads else unread), "out": out, "optional": out | nullable}
-            return '"' + "".join(f"{size}{chr(ord('0') + (kinds[kind] | uses[use]))}{twin}" for _, size, kind, use, twin in self.tensors) + '"'
+            def digit(n):
+                return chr(ord("0") + n)
+
+            return '"' + "".join(f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}" for _, size, kind, use, twin in self.tensors) + '"'
 
         def chosen(name, asked, of):
             return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
@@ -651,6 +658,7 @@ class TileCode:
 
 
 MAX_SLOTS = 16  # KFI_SLOTS
+MAX_TENSORS = 16  # KFI_OPERANDS
 SLOT_KINDS = {"load": "KFI_SLOT_LOAD", "store": "KFI_SLOT_STORE", "row": "KFI_SLOT_ROW", "derived": "KFI_SLOT_DERIVED", "sum": "KFI_SLOT_SUM"}
 
 

@@ -13,6 +13,7 @@ import scipy.special as sp
 from kfgen import oracle, rows
 from kfgen.emit import evaluate
 from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
+from kfgen.spec import in_order
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
@@ -57,8 +58,9 @@ WORDS = {"sum": _reduce, "mean": lambda a: _reduce(a) / np.float64(a.value.shape
          "min": lambda a, b=None: _extreme(a, b, "min")}
 
 
-def reference(op, act, inputs, scalars):
-    """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]."""
+def reference(op, act, inputs, scalars, stored=None):
+    """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]. stored: of outputs that others read, what
+    these are to read."""
     leaves = {n: Tape(v) for n, v in inputs.items()}
     scalars = scalars | row_names(max(np.shape(v)[-1] for v in inputs.values()), np)
 
@@ -67,7 +69,10 @@ def reference(op, act, inputs, scalars):
         return Tape(oracle.act_value(act, z.value, scalars), [(z, lambda d: d * slope)])
 
     with np.errstate(all="ignore"):
-        return {n: oracle._eval(text, leaves | scalars | WORDS | {"act": apply_act}) for n, text in op.refs.items()}, leaves
+        outputs, names = {}, leaves | scalars | WORDS | {"act": apply_act}
+        for n in in_order(op.refs):
+            outputs[n] = oracle._eval(op.refs[n], names | outputs | {n: Tape(v) for n, v in (stored or {}).items()})
+        return outputs, leaves
 
 
 def gradients(outputs, leaves, douts):
@@ -83,7 +88,7 @@ def gradients(outputs, leaves, douts):
 
     for t in outputs.values():
         visit(t)
-    adjoint = {id(outputs[n]): np.broadcast_to(d, outputs[n].value.shape) for n, d in douts.items()}
+    adjoint = {id(outputs[n]): _like(d, outputs[n].value.shape) for n, d in douts.items()}
     with np.errstate(all="ignore"):
         for t in reversed(order):
             d = adjoint.get(id(t))
@@ -120,10 +125,11 @@ EXACT = {"neg", "abs", "where", "rowmax", "rowmin", "max", "min"}
 
 
 class Bound:
-    """Of each result: its value, the error that rounding may make, and where float32's range was left on the way."""
+    """Of each result: its value, the error that rounding may make, and where float32's range was left on the way. An output that
+    others read is a variable to them, which has what was stored."""
 
     def __init__(self, kernel, act):
-        graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
+        graph, roots = rows.inlined(kernel.graph, kernel.roots, act, rows.stored(kernel.graph))
         self.graph, self.roots = oracle.expand(graph, roots)
         self.doubles = kernel.dtype.compute == "f64"
 

@@ -97,12 +97,17 @@ def copy(graph, roots, replaced, act=None):
     return target, [new[r] for r in roots]
 
 
-def inlined(graph, roots, act):
-    """(a graph, its roots) with the activation's own expressions."""
+def stored(graph):
+    """{node: name} of the outputs that others read."""
+    return {i: node.value for i, node in enumerate(graph.nodes) if node.op == "stored"}
+
+
+def inlined(graph, roots, act, replaced=()):
+    """(a graph, its roots) with the activation's own expressions, nodes in `replaced` as the variables they name."""
     def scalars(g):
         return {s: g.var(s) for s in act.scalars}
 
-    return copy(graph, roots, {}, act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
+    return copy(graph, roots, dict(replaced), act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
 
 
 def program(graph, roots, target, env, sums=(), keep=""):
@@ -191,17 +196,16 @@ class RowKernel(Kernel):
                     twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == o.kind), "")
                     self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind == "row" else "out", (f"d{o.name}",),
                                                same_as=twin, exprs=[node], required=False))
-            read = graph.variables([e for s in self.outputs for e in s.exprs])
+            replaced = {node: name for name, node in saved.items()} | stored(graph)
+        self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
+        for s, root in zip(self.outputs, self.roots):
+            s.exprs = [root]
+        read = self.graph.variables(self.roots)
+        if self.bwd:
             again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
             kept = [Stream(n, "per_row", self.dtype.acc, "in", (n,)) for n in saved]
             seeds = [replace(result(f"d{n}", node), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds
-            replaced = {node: name for name, node in saved.items()}
-        roots = [s.exprs[0] for s in self.outputs]
-        self.graph, self.roots = copy(graph, roots, replaced)
-        for s, root in zip(self.outputs, self.roots):
-            s.exprs = [root]
-        read = self.graph.variables(self.roots)
         linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
         anyway = linear.variables(roots) if self.bwd else read
         for s in self.inputs:
@@ -240,7 +244,8 @@ class RowKernel(Kernel):
         act = "kfi_tag<act>()"
         target = Target("kfi_", self.flavour, False, cheap=CHEAP | {"exp"} if self.dtype.flavour == "lp" else frozenset(),
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
-                        act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
+                        act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
+                        stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values}
         env[COLUMN] = "(column + e)"
         return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env, [s.name for s in self.sums],
@@ -369,6 +374,8 @@ class RowKernel(Kernel):
     def cpu(self, act):
         """The passes for one activation."""
         target = self.cpu_target(act)
+        if self.dtype.size == 2:
+            target = replace(target, stored=lambda x: f"kfi_cpu_load_{self.dtype.word}(kfi_cpu_cast_{self.dtype.compute}_{self.dtype.word}({x}))")
         graph, roots = self.graph, self.roots
         if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)

@@ -459,16 +459,41 @@ def _check_scalars(op, act):
             raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{name}` is a scalar of [activation.{act.name}] too", fix)
 
 
+def in_order(texts):
+    """The names of {name: expression}, each after those that it reads."""
+    waiting, found = dict(texts), []
+    while waiting:
+        ready = next((n for n, text in waiting.items() if not (set(re.findall(r"\w+", text)) & set(waiting)) - {n}), None)
+        if ready is None:
+            raise ExprError(f"{' and '.join(f'`{n}`' for n in sorted(waiting))} read each other")
+        found.append(ready)
+        del waiting[ready]
+    return found
+
+
 def op_graph(op):
-    """The op's graph: (graph, {name: node} of what it reads and of what is saved, {output: node})."""
+    """The op's graph: (graph, {name: node} of what it reads and of what is saved, {output: node}). An output over elements that
+    another expression reads is a `stored` node there, which has the output's name."""
     levels = {o.name: ROW for o in op.operands if o.kind == "per_row"} | dict.fromkeys(op.scalars, UNIFORM)
     graph = Graph(levels if op.family == "row" else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     env |= {name: graph.var(name) for name in (*op.scalars, *((COLUMN, COUNT) if op.family == "row" else ()))}
-    for name, text in op.saved.items():
-        env[name] = parse(graph, text, env)
     extra = ({"dropout": None} if op.family == "map" else {}) | ({"act": None} if op.has_act else {})
-    return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
+    if op.family == "map":
+        return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
+    outs, known = {}, dict(env)
+    for name in in_order(op.saved | op.outputs):
+        try:
+            node = parse(graph, op.saved[name], known) if name in op.saved else parse(graph, op.outputs[name], {**known, **extra})
+        except ExprError as e:
+            e.field = "saved" if name in op.saved else "expr"
+            raise
+        if name in op.saved:
+            env[name] = known[name] = node
+        else:
+            outs[name] = node
+            known[name] = graph.add("stored", node, value=name) if graph.level(node) == ELEM else node
+    return graph, env, {name: outs[name] for name in op.outputs}
 
 
 def op_gradients(op, graph, env, outputs):
@@ -486,10 +511,8 @@ def op_gradients(op, graph, env, outputs):
 
 
 def _check_expressions(op):
-    field_ = "saved"
+    field_ = "expr"
     try:
-        op_graph(replace(op, outputs={}))
-        field_ = "expr"
         graph, env, outputs = op_graph(op)
         if op.family == "row":
             _check_rows(op, graph, env, outputs)
@@ -502,7 +525,8 @@ def _check_expressions(op):
             field_ = "grads"
             _check_grads(op, *op_graph(op))
     except ExprError as e:
-        raise SpecError(op.file, f"op.{op.pattern}", field_, str(e), "see the expression language in docs/hacking.md") from None
+        where = getattr(e, "field", field_)
+        raise SpecError(op.file, f"op.{op.pattern}", where, str(e), "see the expression language in docs/hacking.md") from None
     if op.has_act and not graph.uses("act", outputs.values()):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
     if op.ints:

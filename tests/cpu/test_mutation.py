@@ -247,7 +247,7 @@ BROKEN = {
         "kf/ops/rms_norm.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
         r"static float \1[KFI_STRIP];\2if (row == begin) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
     "row: the second pass reads the first row": (
-        "kf/ops/softmax.h", r"(kfi_pass1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
+        "kf/ops/softmax.h", r"(kfi_pass1_\w+\(KFI_STRIP,\s+\(float\)i,\s+)x \+ row \* cols",
         r"\1x + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: results of whole tiles a row up": (
         "kf/ops/rms_norm.h", r"dx \? dx \+ row \* cols",

@@ -69,6 +69,7 @@ FAMILY = {
     "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
     # Weights may be float32 beside 2-byte tensors.
     "layer_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
+    "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft"), (0, True, 4, True)),

@@ -145,6 +145,10 @@ CASES = {
     "pairs over rows": (row(types='"pairs"'), "op.share", "types", "ops over rows have one dtype", "leave it out"),
     "ints over rows": (row(ints="true"), "op.share", "ints", "and rows", "drop ints"),
     "dropout over rows": (row(expr='"dropout(x) / sum(x)"'), "op.share", "expr", "calls `dropout`, which has no meaning here", "docs/hacking.md"),
+    "outputs in a circle": (row(expr=None, ref=None, outputs='{ a = "x + sum(b)", b = "x + sum(a)" }', refs='{ a = "x", b = "x" }'), "op.share",
+                            "expr", "`a` and `b` read each other", "docs/hacking.md"),
+    "an output of itself": (row(expr='"x + sum(out)"'), "op.share", "expr", "reads `out`, which is not", "docs/hacking.md"),
+    "saved of itself": (row(saved='{ s = "sum(x * s)" }'), "op.share", "saved", "reads `s`, which is not", "docs/hacking.md"),
     "nothing reduced": (row(expr='"x * 2"'), "op.share", "expr", "reduces nothing over a row", 'leave out family = "row"'),
     "a result of no tensor": (row(expr=None, ref=None, outputs='{ y = "x / sum(x)", z = "2" }', refs='{ y = "x / sum(x)", z = "2" }'), "op.share",
                               "expr", "`z` reads no tensor", "the operands"),
@@ -175,7 +179,6 @@ CASES = {
     "unreadable saved": (row(saved='{ s = "sum(" }'), "op.share", "saved", "is not an expression", "docs/hacking.md"),
     "saved of an unknown name": (row(saved='{ s = "sum(y)" }'), "op.share", "saved", "reads `y`, which is not one of: column, count, x",
                                  "docs/hacking.md"),
-    "saved before it is there": (row(saved='{ s = "sum(x) * q", q = "sum(x)" }'), "op.share", "saved", "reads `q`, which is not", "docs/hacking.md"),
     "saved reads the activation": (row("share_{act}", saved='{ s = "sum(act(x))" }', expr='"act(x) / s"'), "op.share_{act}", "saved",
                                    "calls `act`, which has no meaning here", "docs/hacking.md"),
     "saved of each element": (row(saved='{ s = "x + 1" }'), "op.share", "saved", "`s` differs within a row", "the same for a row"),
@@ -212,6 +215,15 @@ def test_message(tmp_path, case, capsys):
     assert problem in first and fix in second
     assert main(["list", "--spec", str(path)]) == 1
     assert str(caught.value) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count, word", [(17, "forward: x0, x1, "), (8, "backward: x0, ")])
+def test_too_many_tensors(tmp_path, capsys, count, word):
+    path, names = tmp_path / "mine.toml", [f"x{i}" for i in range(count)]
+    path.write_text(row(operands="{" + ", ".join(f'{n} = "elem"' for n in names) + "}", expr=f'"{" + ".join(names)} + sum(x0)"'))
+    assert main(["list", "--spec", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"[op.share] operands: make {18 if count == 17 else 17} tensors of the {word}" in said and "fix: at most 16 are possible" in said
 
 
 def test_good_entries_load(tmp_path):

@@ -85,6 +85,8 @@ def check(call, got, weights=None):
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     eps, tiny, largest = storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2]
     env, bound = environment(call, call.data), _bound(*key(call))
+    stored = {n: columns(storage.to_float(got[n], kernel.dtype.word), "elem") for n in rows.stored(kernel.graph).values()}
+    env |= stored
     found, beyond = bound.evaluate(env, cols, eps, tiny, largest / 4)
     finite = np.ones((count, 1), bool)
     for s in kernel.inputs:
@@ -94,7 +96,7 @@ def check(call, got, weights=None):
     wants = {}
     if not kernel.bwd:
         tapes, _ = row_oracle.reference(kernel.op, call.act, {s.name: env[s.name] for s in kernel.operands}, {
-            n: v for n, v in env.items() if np.ndim(v) == 0} | call.scalars)
+            n: v for n, v in env.items() if np.ndim(v) == 0} | call.scalars, stored)
         wants = {n: t.value for n, t in tapes.items()}
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:

@@ -33,7 +33,7 @@ typedef struct {
 /* The tensor arguments of a function: one short literal each, since every program that includes kf parses them all. */
 typedef struct {
     const char *words; /* their names: "x bias out" */
-    const char *codes; /* three characters each: bytes of an element, '0' + flags, the twin */
+    const char *codes; /* three characters each: bytes of an element, flags, the twin, from '0' on */
     const void *const *tensors;
 } kfi_arguments;
 

@@ -314,6 +314,21 @@ template <int size, int vec, int whole, int held> KFI_DEVICE void kfi_line_hold(
         else kfi_line_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size, room - s * step);  // fewer registers
     }
 }
+// A result as it is stored, where others are computed from it.
+KFI_DEVICE float kfi_stored_f16(float v)
+{
+    kf_f16 result;
+    kfi_cast(&result, v);
+    kfi_unpack_f16<1>(&v, &result);
+    return v;
+}
+KFI_DEVICE float kfi_stored_bf16(float v)
+{
+    kf_bf16 result;
+    kfi_cast(&result, v);
+    kfi_unpack_bf16<1>(&v, &result);
+    return v;
+}
 // The value of a row operand that is absent.
 #define KFI_LINE_ABSENT(type, number) \
     template <int count> KFI_DEVICE void kfi_line_absent(type *to, number v) \
