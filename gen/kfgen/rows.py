@@ -284,10 +284,11 @@ class RowKernel(Kernel):
         size, loads = max(s.dtype.size for s in self.loads + self.stores), len(self.loads)
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
+        vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
+        most = min(512, (208 << 10) // (16 * (loads * vectors + self._kept_vectors(vectors))) // 64 * 64)  # of shared memory
+        walk = (vectors, min(256, most), most, 0)
         if loads > 1:
-            return [(4, 512, 512, 512), (8 if loads == 2 else 4, 256, 512, 0)]
-        vectors = 16 if size > 2 and not self.row_loads else 8
-        walk = (vectors, 256, min(512, (208 << 10) // (16 * (vectors + self._kept_vectors(vectors))) // 64 * 64), 0)
+            return [(4, 512, 512, 512), walk]
         if self.transcendental:  # what is computed of a value is held as well: 32 of them
             return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
         return [(4, 32, 32, 32), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]  # few threads, few shuffles

@@ -32,7 +32,8 @@
 #endif
 #define MOST_THREADS 1024
 #define MOST_BLOCKS 8 /* of a cluster */
-#define MOST_DYNAMIC (48 << 10)
+#define USUAL_DYNAMIC (48 << 10) /* of a kernel that nobody asked more for */
+#define MOST_DYNAMIC (227 << 10)
 #define WARP 32
 
 uint3 threadIdx, blockIdx;
@@ -667,6 +668,7 @@ struct entry {
     kf_emu_call call;
     const char *name;
     bool offered, launched;
+    size_t dynamic_bytes; /* that a launch may have */
     entry *next;
 };
 static entry *entries[1 << 14];
@@ -679,7 +681,7 @@ const void *kf_emu_enter(const void *function, kf_emu_call call, const char *nam
     while (e && e->function != function) e = e->next;
     if (!e) {
         e = (entry *)calloc(1, sizeof *e);
-        *e = entry{function, call, name, false, false, *list};
+        *e = entry{function, call, name, false, false, USUAL_DYNAMIC, *list};
         *list = e;
     }
     e->offered = true;
@@ -721,7 +723,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     if (result == cudaSuccess && (threads == 0 || threads > MOST_THREADS || b.z > 64 || (unsigned long long)g.x * g.y * g.z == 0 ||
                                   g.x > 0x7fffffff || g.y > 65535 || g.z > 65535))
         result = cudaErrorInvalidConfiguration;
-    if (result == cudaSuccess && config->dynamicSmemBytes > MOST_DYNAMIC) result = cudaErrorInvalidValue;
+    if (result == cudaSuccess && config->dynamicSmemBytes > e->dynamic_bytes) result = cudaErrorInvalidValue;
     unsigned size = 1;
     if (result == cudaSuccess) result = cluster_of(config, &size);
 #if defined(KF_EMU_TSAN) /* which has no room for more fibers */
@@ -755,7 +757,15 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
 }
 
 /* Nothing can be asked for: more than 48 KB of dynamic memory is more than the emulated device has. */
-cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaErrorInvalidValue; }
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
+{
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_DYNAMIC) return cudaErrorInvalidValue;
+    pthread_mutex_lock(&lock);
+    entry *const e = find_entry(kernel);
+    if (e) e->dynamic_bytes = (size_t)value;
+    pthread_mutex_unlock(&lock);
+    return e ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
 
 const char *cudaGetErrorString(cudaError_t error)
 {
@@ -801,7 +811,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrWarpSize: *value = WARP; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock: *value = MOST_THREADS; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1024; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = MOST_DYNAMIC; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = USUAL_DYNAMIC; return cudaSuccess;
     default: return cudaErrorInvalidValue;
     }
 }

@@ -355,5 +355,10 @@ extern "C" int kft_launch_flat_cluster(void)
     return cudaLaunchKernelExC(&config, kf_emu_kernel(no_dynamic, "no_dynamic"), args);
 }
 
+extern "C" int kft_allow_dynamic(int bytes)
+{
+    return cudaFuncSetAttribute(kf_emu_kernel(dynamic, "dynamic"), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 extern "C" const char *kft_detail(void) { return ""; }
 extern "C" const char *kft_string(int) { return ""; }

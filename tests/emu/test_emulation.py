@@ -201,6 +201,9 @@ def test_launches_that_a_device_refuses(faults):
     assert faults.run("no_race", threads=1025)[0] == 9 and faults.run("no_race", threads=0)[0] == 9 and faults.run("no_race", blocks=0)[0] == 9
     assert faults.dll.kft_launch_nothing() == 98
     assert faults.run("dynamic", dynamic=48 << 10)[0] == 0 and faults.run("dynamic", dynamic=(48 << 10) + 1)[0] == 1
+    allow = faults.dll.kft_allow_dynamic
+    assert allow(96 << 10) == 0 and faults.run("dynamic", dynamic=96 << 10)[0] == 0 and faults.run("dynamic", dynamic=(96 << 10) + 1)[0] == 1
+    assert allow((227 << 10) + 1) == 1 and allow(48 << 10) == 0
     assert faults.run("no_dynamic", blocks=16, cluster=8)[0] == 0 and faults.run("no_dynamic", blocks=16, cluster=16)[0] == 912
     assert faults.run("no_dynamic", blocks=7, cluster=2)[0] == 912 and faults.dll.kft_launch_flat_cluster() == 801
     faults.emu.set(failure=209)
