@@ -2,6 +2,7 @@
 """The promise matrix: every test that promises.toml names exists, its page is what the filed runs say, nothing in it failed."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_results_are_counted():
 def test_every_file_of_tests_is_run():
     """pytest leaves out directories of certain names by itself."""
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
-                          text=True)
+                          text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})
     assert done.returncode == 0, done.stdout[-3000:]
     found = set(re.findall(r"^(?:SKIPPED \[\d+\] )?(tests/\S+?\.py)\b", done.stdout, re.M))
     assert found == {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").glob("**/test_*.py")}
