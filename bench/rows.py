@@ -32,6 +32,19 @@ FORWARD = {
     "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS),
     "l2_normalize": lambda t: F.normalize(t["x"], dim=-1), "cross_entropy": lambda t: F.cross_entropy(t["x"], t["label"], reduction="none")}
 FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
+
+
+def after_sum(norm):
+    """The residual sum and what `norm` makes of it."""
+    def forward(t):
+        total = t["x"] + t["residual"]
+        return total, FORWARD[norm](t | {"x": total})
+    return forward
+
+
+FORWARD |= {f"add_{norm}": after_sum(norm) for norm in ("rms_norm_{act}", "layer_norm_{act}")}
+LEAVES = ("x", "residual", "weight", "bias")
+UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
 SCALARS = {"eps": EPS, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
 
@@ -63,21 +76,27 @@ def median_us(calls, rounds=7, repeat=4):
     return {name: sorted(times)[len(times) // 2] for name, times in found.items()}
 
 
+def results(f, t):
+    """{result: tensor} of the forward."""
+    out = FORWARD[f["op"]](t)
+    return dict(zip(("residual_out", "out"), out)) if isinstance(out, tuple) else {"loss" if "label" in t else "out": out}
+
+
 def reference(f, t):
     """Results and gradients of the first rows in float64."""
-    names = [n for n in ("x", "weight", "bias") if n in t]
-    leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in names}
-    out = FORWARD[f["op"]](leaves | {"label": t.get("label", t["x"])[:ROWS]})
-    result = "loss" if "label" in t else "out"
-    found = {} if f["bwd"] else {result: out.detach()}
+    leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in LEAVES if n in t}
+    outs = results(f, leaves | {n: t[n][:ROWS] for n in ("label",) if n in t})
+    found = {} if f["bwd"] else {n: out.detach() for n, out in outs.items()}
     if f["bwd"] or f["op"] in ONE_PASS:
-        found["dx"] = torch.autograd.grad(out, leaves["x"], t[f"d{result}"][:ROWS].double() if f["bwd"] else torch.ones_like(out))[0]
+        douts = [t[f"d{n}"][:ROWS].double() if f["bwd"] else torch.ones_like(out) for n, out in outs.items()]
+        found["dx"] = torch.autograd.grad(list(outs.values()), leaves["x"], douts)[0]
     return found
 
 
 def tensors(f, rows, cols, dtype):
     """Random inputs; what the forward saves is what it would save."""
-    t = {"x": torch.randn(rows, cols, device="cuda").to(dtype)}
+    names = [a["name"] for a in f["arguments"]]
+    t = {n: torch.randn(rows, cols, device="cuda").to(dtype) for n in ("x", "residual") if n in names}
     for a in f["arguments"]:
         if a.get("kind") == "row" and a["role"] == "in":
             t[a["name"]] = torch.randn(cols, device="cuda").to(dtype)
@@ -87,18 +106,20 @@ def tensors(f, rows, cols, dtype):
         if f["bwd"]:
             t["dloss"] = torch.randn(rows, device="cuda")
     elif f["bwd"]:
-        t["dout"] = torch.randn(rows, cols, device="cuda").to(dtype)
+        t |= {n: torch.randn(rows, cols, device="cuda").to(dtype) for n in ("dout", "dresidual_out") if n in names}
+        if "residual" in names:
+            t["residual_out"] = t["x"] + t["residual"]
         if f["op"] == "l2_normalize":
             t["norm"] = torch.cat([part.float().norm(dim=-1) for part in t["x"].chunk(16)])
-        for part in torch.arange(rows, device="cuda").chunk(16) if f["op"].startswith(("rms", "layer")) else ():
-            x = t["x"][part].float()
-            mean = x.mean(-1) if f["op"].startswith("layer") else torch.zeros(len(part), device="cuda")
+        for part in torch.arange(rows, device="cuda").chunk(16) if "rstd" in names else ():
+            x = t.get("residual_out", t["x"])[part].float()
+            mean = x.mean(-1) if "mean" in names else torch.zeros(len(part), device="cuda")
             t.setdefault("mean", torch.empty(rows, device="cuda"))[part] = mean
             t.setdefault("rstd", torch.empty(rows, device="cuda"))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
         if any(a["name"] == "out" and a["role"] == "in" for a in f["arguments"]):
             t["out"] = FORWARD[f["op"]](t)
     for a in f["arguments"]:
-        if a["role"] in ("out", "sum"):
+        if a["role"] in ("out", "sum") and a["name"] not in UNASKED:
             kind = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
             t[a["name"]] = torch.full(kind, float("nan"), device="cuda", dtype=DTYPES.get(a["dtype"]))
     return t
@@ -110,14 +131,15 @@ def peer(f, t):
     fn = torch.compile(FORWARD[f["op"]], dynamic=False)
     if not f["bwd"] and f["op"] not in ONE_PASS:
         return lambda: fn(t)
-    leaves = {n: t[n].detach().requires_grad_() for n in ("x", "weight", "bias") if n in t}
+    leaves = {n: t[n].detach().requires_grad_() for n in LEAVES if n in t}
     given = leaves | {n: t[n] for n in ("label",) if n in t}
     if not f["bwd"]:
         ones = torch.ones_like(t["loss"]).to(t["x"].dtype)
         return lambda: torch.autograd.grad(fn(given), leaves["x"], ones)
     out = fn(given)
-    dout = (t["dloss"] if "dloss" in t else t["dout"]).to(out.dtype)
-    return lambda: torch.autograd.grad(out, list(leaves.values()), dout, retain_graph=True)
+    outs = out if isinstance(out, tuple) else (out,)
+    douts = [t[n].to(out.dtype) for n, out in zip([n for n in ("dresidual_out", "dloss", "dout") if n in t], outs, strict=True)]
+    return lambda: torch.autograd.grad(outs, list(leaves.values()), douts, retain_graph=True)
 
 
 def measure(lib, f, cols, with_compile):
@@ -137,7 +159,7 @@ def measure(lib, f, cols, with_compile):
         error = float(((got - want).abs() / (want.abs() + want.abs().mean())).max())
         if not error < (0.02 if dtype == torch.bfloat16 else 1e-4):
             raise SystemExit(f"bench: {f['name']} {rows} x {cols}: {name} is off by {error:.3g}")
-    moved = sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"])
+    moved = sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"] and a["name"] in t)
     source, target = (torch.randn(moved // 8, device="cuda") for _ in range(2))
     calls = {"kf": call, "copy": lambda: target.copy_(source)}
     if with_compile:

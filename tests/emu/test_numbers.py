@@ -9,6 +9,7 @@ import numeric
 import numpy as np
 import pytest
 import toolkit
+import user_ops
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
@@ -82,6 +83,25 @@ def test_walked(lib, emu, memory, f):
         finally:
             emu.set(sms=132)
         assert all(checks.same_bits(found[0][n], found[1][n]) for n in found[0])
+
+
+def test_only_an_activation_s_gradient_reads(include, tmp_path):
+    """An operand that may be NULL where the gradient does not read the activation's argument, in every schedule of a row."""
+    path, _, functions = user_ops.load("""
+[op."centred_{act}"]
+family = "row"
+brief = "act(x + bias) without the mean of x"
+operands = { x = "elem", bias = { kind = "row", grad = false } }
+expr = "act(x + bias) - mean(x)"
+ref = "act(x + bias) - mean(x)"
+""", tmp_path, activations=["none", "silu"])
+    functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
+    assert {a["unread"] for f in functions if f["bwd"] for a in f["arguments"] if a["name"] == "bias"} == {False, True}
+    own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
+    memory = emulator.Memory(emulator.Emulator(own))
+    for f in functions:
+        for sizes in ((5, 300), (3, 2500), (7, 6000), (2, 20000)):
+            checks.run(own, memory, f, sizes, files=(path,))
 
 
 @pytest.mark.parametrize("error, code, text", [(209, 7, "no kernel image"), (98, 7, "invalid device function"), (2, 8, "CUDA error 2"),

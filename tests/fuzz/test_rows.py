@@ -7,10 +7,10 @@ import itertools
 import checks
 import kflib
 import pytest
+import user_ops
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from kfgen import check, manifest, spec
-from kfgen.render import Renderer, Selection, write_all
+from kfgen import check
 
 from examples import examples
 
@@ -76,15 +76,10 @@ def memory():
 
 def right(text, include, memory, folder):
     """Fails unless the ops of a spec are."""
-    path = folder / f"rows{next(counter)}.toml"
-    path.write_text(text)
-    loaded, stem = spec.load([path]), spec.user_stem([path])
-    wanted = Selection(loaded, [o.pattern for o in loaded.ops.values() if not o.builtin], activations=["silu"])
+    path, wanted, functions = user_ops.load(text, folder, f"rows{next(counter)}")
     failures, _ = check.run(wanted)
     assert not failures, f"{failures}\n{text}"
-    renderer = Renderer(wanted, stem)
-    write_all(renderer.render(), folder, renderer.dependencies())
-    functions = [f for f in manifest.build(wanted, stem)["functions"] if f["dtypes"][0] in ("f32", "bf16")]
+    functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
     assert {f["op"] for f in functions} == {o.pattern for o in wanted.ops}
     lib = kflib.build("cpu", functions, folder / "lib", ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"), include=[*include, folder])
     for f in functions:
