@@ -140,7 +140,7 @@ def workspace(k):
 # ---- the comment -------------------------------------------------------------------------------------------------
 
 def lines(kernel):
-    """At most 16 lines, for a C comment."""
+    """At most 16 lines, for a C comment; 19 where there are more than twelve tensors."""
     k = kernel
     found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if len(found) > 4:
@@ -149,7 +149,8 @@ def lines(kernel):
     for s in k.inputs + k.outputs:
         groups.setdefault(("in " if s.role == "in" else "out", shape(k, s), s.dtype.word, notes(k, s)), []).append(s.name)
     for (role, dims, word, note), names in groups.items():
-        found.append(f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}")
+        line = f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}"
+        found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     if k.sums:
         found.append(workspace(k))
     found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.sums else ''}apart unless said.")
