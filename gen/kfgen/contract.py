@@ -140,7 +140,7 @@ def workspace(k):
 # ---- the comment -------------------------------------------------------------------------------------------------
 
 def lines(kernel):
-    """At most 16 lines, for a C comment; 19 where there are more than twelve tensors."""
+    """At most 16 lines, for a C comment; 19 where there are ten tensors or more."""
     k = kernel
     found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if len(found) > 4:
