@@ -78,19 +78,18 @@ def verdict(f, values, workspace_needed):
             return INVALID_SIZE, name
         room //= max(size, 1)
     summed = [a for a in tensors_of(f) if a["role"] == "sum"]
-    if not (count(summed[0], sizes) if summed else all(sizes)):
+    if not any(count(a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
     operands = operands_of(f, values, sizes)
-    for o in operands:
+    for i, o in enumerate(operands):  # of several faults the first tensor's, each against those before it
         if not o.at and not o.nullable and o.elements:
             return NULL_POINTER, o.name
         if o.at % o.size:
             return INVALID_VALUE, o.name
-    for i, o in enumerate(operands):
-        for j, other in enumerate(operands):
-            if o.out and o.at and i != j and other.at and not (other.out and j > i) and not other.unread:
-                if meet(o.bytes, other.bytes) and not may_share(o, other):
-                    return OVERLAP, o.name
+        for before in operands[:i]:
+            out, other = (o, before) if o.out else (before, o)
+            if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
+                return OVERLAP, out.name
     if any(values[a["name"]] for a in summed) and workspace_needed:
         workspace = values["workspace"] or 0
         if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
