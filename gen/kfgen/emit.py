@@ -155,6 +155,14 @@ def _print(graph, i, target, env, text, exact):
             return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM
 
 
+def _picked(a, columns, np):
+    """Each row's value in its column: of [rows, columns] or [1, columns]."""
+    if not np.shape(a)[-1]:
+        return np.zeros(np.shape(columns))
+    index = np.clip(columns, 0, np.shape(a)[-1] - 1).astype(np.int64)
+    return np.take_along_axis(np.broadcast_to(a, (index.shape[0], np.shape(a)[-1])), index, -1)
+
+
 def evaluate(graph, roots, env, np, sp):
     """The roots in float64. env: {variable: array}; np and sp (scipy.special) are passed in, rendering needs neither."""
     words = {
@@ -169,6 +177,7 @@ def evaluate(graph, roots, env, np, sp):
         "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
         "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
         "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a, "stored": lambda a: a,
+        "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), 0.0),
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}
     with np.errstate(all="ignore"):

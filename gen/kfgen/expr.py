@@ -44,6 +44,7 @@ PRIMITIVES = {
     "sum": ("a", {"a": "dy"}),
     "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
+    "pick": ("ab", None),  # a row's value in column b, 0 where there is no such column; differentiated by hand
     "stop": ("a", {"a": None}),  # the value without its gradient
     "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
     "lt": ("ab", {}),
@@ -57,7 +58,7 @@ PRIMITIVES = {
     "not": ("a", {}),
 }
 REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls them, of one argument
-OVER_ROWS = {"stop", "stored", *REDUCTIONS.values()}
+OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
 COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
@@ -71,7 +72,7 @@ TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin"
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
 WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
-ROW_WORDS = ["mean", "stop", "sum"]  # beside max and min of one argument
+ROW_WORDS = ["mean", "pick", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 
@@ -122,7 +123,7 @@ class Graph:
             if node.op in ("const", "var"):
                 found = UNIFORM if node.op == "const" else (self.levels or {}).get(node.value, ELEM)
             else:
-                found = ROW if node.op in REDUCTIONS.values() else max(self.level(a) for a in node.args)
+                found = ROW if node.op in REDUCTIONS.values() or node.op == "pick" else max(self.level(a) for a in node.args)
             self._level[i] = found
         return self._level[i]
 
@@ -251,8 +252,14 @@ def _call(graph, name, args, number, condition, env):
 
 
 def _reduce(graph, name, args):
-    if len(args) != 1:
-        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes 1")
+    arity = 2 if name == "pick" else 1
+    if len(args) != arity:
+        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
+    if name == "pick":
+        tensor, column = (graph.nodes[a] for a in args)
+        if tensor.op != "var" or column.op != "var" or graph.level(args[0]) < ELEM or graph.level(args[1]) != ROW:
+            raise ExprError("calls `pick` of something else than an operand and, for each row, the number of a column: pick(x, label)")
+        return graph.add("pick", *args)
     [a] = args
     if name == "stop":
         return graph.add("stop", a)
@@ -355,6 +362,9 @@ def gradient(graph, seeds, wrt):
             condition, a, b = node.args
             give(a, dy, guards + ((condition, True),), i)
             give(b, dy, guards + ((condition, False),), i)
+            continue
+        if node.op == "pick":
+            give(node.args[0], graph.add("where", graph.add("eq", graph.var(COLUMN), node.args[1]), guarded(dy, guards), graph.const(0)), (), i)
             continue
         if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
             give(node.args[0], graph.add("mul", dy, graph.var(PER_COUNT)), guards, i)

@@ -159,6 +159,8 @@ class Bound:
                     terms = np.abs(np.nan_to_num(np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))))
                     error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
                     error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * terms.sum(-1, keepdims=True) + tiny * count
+                elif node.op == "pick":  # an operand has no error
+                    error[i] = np.zeros(())
                 elif node.op in ("rowmax", "rowmin"):
                     error[i] = np.max(args[0], -1, keepdims=True, initial=0.0) if np.ndim(args[0]) else args[0]
                 else:

@@ -31,6 +31,18 @@ class Reduction:
 
 
 @dataclass
+class Pick:
+    """A row's value in the column that an operand names."""
+
+    source: Stream
+    column: Stream
+
+    @property
+    def name(self):
+        return f"{self.source.name}_at_{self.column.name}"
+
+
+@dataclass
 class Step:
     """Statements that set named values of a row."""
 
@@ -95,6 +107,12 @@ def copy(graph, roots, replaced, act=None):
         else:
             new[i] = target.add(node.op, *args, value=node.value)
     return target, [new[r] for r in roots]
+
+
+def picks(graph, roots):
+    """{node of a pick: its name}, of those that the roots need."""
+    found = [i for i in graph.reachable(roots) if graph.nodes[i].op == "pick"]
+    return {i: "_at_".join(graph.nodes[a].value for a in graph.nodes[i].args) for i in found}
 
 
 def stored(graph):
@@ -213,14 +231,19 @@ class RowKernel(Kernel):
         self.streams = self.inputs + self.outputs
         self.scalars = [s for s in op.scalars if s in read or not self.bwd]
         self.keeps = False
+        named = {s.name: s for s in self.inputs}
+        picked = picks(self.graph, self.roots)
+        self.picks = [Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args)) for i in picked]
+        self.along = {graph.nodes[i].value for graph, roots in [copy(self.graph, self.roots, picked)] for i in graph.reachable(roots)}
 
     def _schedule(self):
-        self.loads = [s for s in self.inputs if s.kind == "elem" and s.reads != "never"]
-        self.row_loads = [s for s in self.inputs if s.kind == "row" and s.reads != "never"]
+        self.loads = [s for s in self.inputs if s.kind == "elem" and s.name in self.along]
+        self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
+        self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
         self.values = [s for s in self.inputs if s.kind == "per_row" and s.reads != "never"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
-        self.vec = 16 // max(s.dtype.size for s in self.loads + self.stores)
+        self.vec = 16 // max((s.dtype.size for s in self.loads + self.stores), default=self.dtype.size)
 
     @property
     def sizes(self):
@@ -246,9 +269,10 @@ class RowKernel(Kernel):
                         act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
                         stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
-        env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values}
+        env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
         env[COLUMN] = "(column + e)"
-        return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, target, env, [s.name for s in self.sums],
+        graph, roots = copy(self.graph, self.roots, picks(self.graph, self.roots))
+        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, [s.name for s in self.sums],
                        keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
     def of_pass(self, streams, names):
@@ -281,11 +305,12 @@ class RowKernel(Kernel):
         """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
         threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
         way). The last one is that of blocks that walk down the rows, a cluster of them at each where a block is not enough."""
-        size, loads = max(s.dtype.size for s in self.loads + self.stores), len(self.loads)
+        size, loads = 16 // self.vec, len(self.loads)
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
-        most = min(512, (208 << 10) // (16 * (loads * vectors + self._kept_vectors(vectors))) // 64 * 64)  # of shared memory
+        places = loads * vectors + -(-len(self.posted) // 2) + self._kept_vectors(vectors)
+        most = min(512, (208 << 10) // (16 * (places | 1)) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
         if loads > 1:
             return [(4, 512, 512, 512), walk]
@@ -313,14 +338,24 @@ class RowKernel(Kernel):
     @property
     def depth(self):
         """Rows on their way in shared memory, where blocks walk down the rows."""
-        return max(1, 8 // (len(self.loads) * self.held[-1][0]))
+        return max(1, 8 // (max(1, len(self.loads)) * self.held[-1][0]))
+
+    @property
+    def posted(self):
+        """Values of a row that travel with it: those of a size that such a copy may have."""
+        return [s for s in self.values if s.dtype.size >= 4]
+
+    @property
+    def places(self):
+        """16-byte places of a row on its way, of a thread: its vectors, then 8 bytes for each value of a row."""
+        return len(self.loads) * self.held[-1][0] + -(-len(self.posted) // 2)
 
     @property
     def ring(self):
         """Bytes of shared memory a thread: rows on their way and row operands; at the end a vector of sums."""
         vectors = self.held[-1][0]
-        needed = self.depth * len(self.loads) * vectors + self._kept_vectors(vectors)
-        return max(needed * 16, self.vec * self.dtype.acc.size if self.sums else 0)
+        needed = self.depth * self.places + self._kept_vectors(vectors)
+        return max((needed | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
 
     @property
     def fixed(self):
@@ -340,14 +375,14 @@ class RowKernel(Kernel):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values]
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
         found += ["kfi_line g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
-        found = [s.name for s in self.loads + self.row_loads + self.values + self.stores + self.results_of_rows]
+        found = [s.name for s in self.loads + self.row_loads + self.values + self.picked + self.stores + self.results_of_rows]
         found += ["g"] + (["sums"] if self.sums else []) + self.used_scalars
         return ", ".join("&" + f for f in found + (["scalars"] if self.has_act else []))
 
@@ -380,7 +415,8 @@ class RowKernel(Kernel):
         graph, roots = self.graph, self.roots
         if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)
-        env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values}
+        graph, roots = copy(graph, roots, picks(graph, roots))
+        env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values + self.picks}
         env[COLUMN] = f"(column + ({self.compute})j)"
         return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env)
 
@@ -431,6 +467,21 @@ class RowKernel(Kernel):
         start = "i" if s.kind == "row" else "row * cols + i"
         guard = f"if ({s.name}) " if s.absent is not None else ""
         return f"{guard}kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+
+    def cpu_picked(self, pick):
+        """A row's value in a column: 0 where there is no such column."""
+        s, at = pick.source, f"{pick.column.name}[row]"
+        start = "row * cols + " if s.kind == "elem" else ""
+        text = f"{s.name}[{start}{at}]"
+        text = f"kfi_cpu_load_{s.dtype.word}({text})" if s.dtype.size == 2 else f"({self.compute}){text}"
+        text = f"({s.name} ? {text} : {s.absent:g})" if s.absent is not None else text
+        return f"{at} >= 0 && {at} < cols ? {text} : 0"
+
+    def cpu_sources(self, found):
+        """The operands that a program reads."""
+        seen = self.cpu_reads(found)
+        return self.of_pass(self.loads + self.row_loads, seen) + [
+            s for s in self.loads + self.row_loads + self.picked if s.name not in seen and any(p.source is s for p in self.picks)]
 
     def cpu_value(self, s):
         """A row's value; a number in place of what is absent or not read."""

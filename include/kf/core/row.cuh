@@ -286,30 +286,32 @@ KFI_DEVICE void kfi_line_store(void *dst, const void *src, kf_i64 left)
     }
 }
 
-// A thread's vectors of a row, or of a row operand, on their way through shared memory, and from there into registers: its places
-// of 16 bytes are `wide` apart. space, left: elements from its first one on that there are.
-template <int size, int vec, int held> KFI_DEVICE void kfi_line_ahead(char *slot, int wide, const void *src, int step, int space)
+// A thread's vectors of a row, or of a row operand, on their way through shared memory, and from there into registers. Its places
+// of 16 bytes lie side by side, an odd number of them, so that neighbours' do not fall into the same banks: an access needs no
+// arithmetic. space, left: elements from its first one on that there are.
+template <int size, int vec, int held> KFI_DEVICE void kfi_line_ahead(char *slot, const void *src, int step, int space)
 {
     constexpr int parts = size * vec / 16;
 #pragma unroll
     for (int s = 0; s < held; ++s)
 #pragma unroll
         for (int i = 0; i < parts; ++i)
-            if (space - s * step > 0) kfi_fetch<16>(slot + (s * parts + i) * wide, (const char *)((const char(*)[size])src + s * step) + i * 16);
+            if (space - s * step > 0) kfi_fetch<16>(slot + (s * parts + i) * 16, (const char *)((const char(*)[size])src + s * step) + i * 16);
 }
-template <int bytes> KFI_DEVICE void kfi_line_take(void *dst, const char *slot, int wide, kf_i64 left)
+template <int bytes> KFI_DEVICE void kfi_line_take(void *dst, const char *slot, kf_i64 left)
 {
     const uint4 zero = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < bytes / 16; ++i) ((uint4 *)dst)[i] = left > 0 ? *(const uint4 *)(slot + i * wide) : zero;
+    for (int i = 0; i < bytes / 16; ++i) ((uint4 *)dst)[i] = left > 0 ? ((const uint4 *)slot)[i] : zero;
 }
 // All that a thread holds of a row, from its places (ringed) or from the tensor.
-template <int size, int vec, int whole, int held> KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, int wide, const void *src, int step, int room)
+template <int size, int vec, int whole, int held>
+KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, const void *src, int step, int room)
 {
 #pragma unroll
     for (int s = 0; s < held; ++s) {
         void *const to = (char *)dst + s * size * vec;
-        if (ringed) kfi_line_take<size * vec>(to, slot + s * (size * vec / 16) * wide, wide, room - s * step);
+        if (ringed) kfi_line_take<size * vec>(to, slot + s * size * vec, room - s * step);
         else if (whole) kfi_line_load<size, vec, 1>(to, (const char(*)[size])src + s * step, room - s * step); // one instruction an address
         else kfi_line_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size, room - s * step);  // fewer registers
     }
@@ -340,16 +342,21 @@ KFI_LINE_ABSENT(double, double)
 KFI_LINE_ABSENT(kf_f16, float)
 KFI_LINE_ABSENT(kf_bf16, float)
 
-// Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers.
-template <int count>
-KFI_DEVICE void kfi_line_forget(void *values)
+// Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers. Where there
+// would not be enough of those (many), from ptxas too, which sees through an empty statement and spills: no size is negative.
+template <int count, int many>
+KFI_DEVICE void kfi_line_forget(void *values, const kfi_line &g)
 {
 #ifdef KFI_PTX
     unsigned *const words = (unsigned *)values;
+    const unsigned zero = (unsigned)((unsigned long long)g.cols >> 63);
 #pragma unroll
-    for (int i = 0; i < count / 2; ++i) asm volatile("" : "+r"(words[i]));
+    for (int i = 0; i < count / 2; ++i) {
+        if (many) asm volatile("xor.b32 %0, %0, %1;" : "+r"(words[i]) : "r"(zero));
+        else asm volatile("" : "+r"(words[i]));
+    }
 #else
-    (void)values;
+    (void)values, (void)g;
 #endif
 }
 #endif
