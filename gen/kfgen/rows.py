@@ -278,16 +278,14 @@ class RowKernel(Kernel):
     def of_pass(self, streams, names):
         return [s for s in streams if s.name in names]
 
-    def guard(self, stream):
-        """The condition under which the stream is there to be read."""
-        more = self.guarded(stream)
-        return f"if ({more[4:]}) " if more else ""
-
-    def guarded(self, stream):
-        """The same beside another condition."""
+    def conditions(self, stream):
+        """Under which the stream is there to be read."""
         found = ["kfi_act_bwd_reads(kfi_tag<act>())"] if stream.reads == "act" else []
-        found += [stream.name] if stream.absent is not None else []
-        return "".join(f" && {f}" for f in found)
+        return found + ([stream.name] if stream.absent is not None else [])
+
+    def guard(self, stream):
+        found = self.conditions(stream)
+        return f"if ({' && '.join(found)}) " if found else ""
 
     @property
     def counts(self):

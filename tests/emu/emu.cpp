@@ -756,7 +756,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     return result;
 }
 
-/* Nothing can be asked for: more than 48 KB of dynamic memory is more than the emulated device has. */
+/* What a kernel's launches may have of dynamic memory from now on: up to what an H100's block may have, 227 KiB. */
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
     if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_DYNAMIC) return cudaErrorInvalidValue;

@@ -65,7 +65,8 @@ def may_share(o, other):
 
 
 def verdict(f, values, workspace_needed):
-    """(code, argument) as design.md section 4 has it: scalars and sizes, nothing to do, pointers, overlap, workspace."""
+    """(code, argument) of the first fault: scalars, sizes, nothing to do, tensors, workspace. Tensors are looked at one by one, in
+    the arguments' order, each for NULL, then its alignment, then overlap with those before it."""
     if f["dropout"] and not 0 <= values["p"] <= 1:
         return INVALID_VALUE, "p"
     sizes = [values[s] for s in f["sizes"]]
@@ -81,7 +82,7 @@ def verdict(f, values, workspace_needed):
     if not any(count(a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
     operands = operands_of(f, values, sizes)
-    for i, o in enumerate(operands):  # of several faults the first tensor's, each against those before it
+    for i, o in enumerate(operands):
         if not o.at and not o.nullable and o.elements:
             return NULL_POINTER, o.name
         if o.at % o.size:
