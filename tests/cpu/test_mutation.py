@@ -17,9 +17,8 @@ import kflib
 import numeric
 import pytest
 from conftest import BUILD
-from kfgen import manifest as manifests
 from kfgen import spec as specs
-from kfgen.render import Renderer, Selection, write_all
+from kfgen.render import Selection
 
 DTYPES = ("f32", "bf16")
 FLAGS = ("-O1", "-ffp-contract=off")
@@ -89,11 +88,8 @@ def memory():
 @pytest.fixture(scope="module")
 def mutated(tmp_path_factory):
     """(library, {(mutant, dtype, bwd): function})"""
-    selection = mutated_selection()
     out = tmp_path_factory.mktemp("mutants")
-    renderer = Renderer(selection)
-    write_all(renderer.render(), out, renderer.dependencies())
-    functions = manifests.build(selection)["functions"]
+    functions = kflib.write(mutated_selection(), out)
     lib = kflib.build("cpu", functions, out / "lib", FLAGS, include=[kflib.ROOT / "include", out])
     return lib, {(f["activation"], f["dtypes"][0], f["bwd"]): f for f in functions}
 

@@ -29,16 +29,20 @@ def manifest(specs_=(), together=False):
     return manifests.build(Selection(specs.load(specs_)), specs.user_stem(specs_) if specs_ and not together else None)
 
 
+def write(selection, out, user=None):
+    """Renders what is selected into the folder `out`, and returns the functions. user: the stem of user specs, whose entries alone are rendered."""
+    write_all(Renderer(selection, user).render(), out, [])
+    return manifests.build(selection, user)["functions"]
+
+
 def render(build_dir, spec_files=(), together=False):
     """The include directories of freshly rendered headers: kf's own, the generated ones, and those of user specs."""
-    def write(files, name, user=None):
-        out = pathlib.Path(build_dir) / name
-        renderer = Renderer(Selection(specs.load(files)), user)
-        write_all(renderer.render(), out, renderer.dependencies())
-        return out
-
-    include = [ROOT / "include", write(spec_files if together else (), "include")]
-    return include + ([write(spec_files, "include_user", specs.user_stem(spec_files))] if spec_files and not together else [])
+    own, users = pathlib.Path(build_dir) / "include", pathlib.Path(build_dir) / "include_user"
+    write(Selection(specs.load(spec_files if together else ())), own)
+    if not spec_files or together:
+        return [ROOT / "include", own]
+    write(Selection(specs.load(spec_files)), users, specs.user_stem(spec_files))
+    return [ROOT / "include", own, users]
 
 
 def has_gpu():
