@@ -13,7 +13,7 @@ import scipy.special as sp
 from kfgen import oracle, rows
 from kfgen.emit import evaluate
 from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
-from kfgen.spec import in_order
+from kfgen.spec import in_order, names_read
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
@@ -69,9 +69,11 @@ def reference(op, act, inputs, scalars, stored=None):
         return Tape(oracle.act_value(act, z.value, scalars), [(z, lambda d: d * slope)])
 
     with np.errstate(all="ignore"):
-        outputs, names = {}, leaves | scalars | WORDS | {"act": apply_act}
+        outputs, values = {}, leaves | scalars
         for n in in_order(op.refs):
-            outputs[n] = oracle._eval(op.refs[n], names | outputs | {n: Tape(v) for n, v in (stored or {}).items()})
+            values |= outputs | {name: Tape(v) for name, v in (stored or {}).items()}
+            read = {name: values[name] for name in names_read(op.refs[n]) & set(values)}
+            outputs[n] = oracle._eval(op.refs[n], WORDS | {"act": apply_act} | read)
         return outputs, leaves
 
 

@@ -459,11 +459,16 @@ def _check_scalars(op, act):
             raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{name}` is a scalar of [activation.{act.name}] too", fix)
 
 
+def names_read(text):
+    """The names in an expression but for those it calls: a value may be called `mean`, which is a word as well."""
+    return set(re.findall(r"\b\w+\b(?!\s*\()", text))
+
+
 def in_order(texts):
     """The names of {name: expression}, each after those that it reads."""
     waiting, found = dict(texts), []
     while waiting:
-        ready = next((n for n, text in waiting.items() if not (set(re.findall(r"\w+", text)) & set(waiting)) - {n}), None)
+        ready = next((n for n, text in waiting.items() if not (names_read(text) & set(waiting)) - {n}), None)
         if ready is None:
             raise ExprError(f"{' and '.join(f'`{n}`' for n in sorted(waiting))} read each other")
         found.append(ready)

@@ -132,6 +132,34 @@ def test_message_and_exit_code(tmp_path, capsys):
     assert "give the activation a dref" in capsys.readouterr().err
 
 
+# A value may have the name of a word, as layer_norm's saved mean: to call the word is not to read the value.
+NAMED = """
+[op.centred_again]
+family = "row"
+brief = "y less its mean"
+operands = { x = "elem" }
+saved = { mean = "mean(y)" }
+outputs = { y = "x - mean(x)", z = "y - mean" }
+refs = { y = "x - mean(x)", z = "y - mean(y)" }
+
+[op.centred]
+family = "row"
+brief = "x less its mean, and the mean"
+operands = { x = "elem" }
+outputs = { mean = "mean (x)", y = "x - mean (x)" }
+refs = { mean = "mean (x)", y = "x - mean (x)" }
+"""
+
+
+def test_values_called_as_words_are(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(NAMED)
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+    loaded = spec.load([path])
+    assert spec.in_order(loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs) == ["y", "mean", "z"]
+    assert spec.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
+
+
 def test_points_are_seen():
     """Most of the grid is away from kinks."""
     rng = np.random.default_rng(0)
