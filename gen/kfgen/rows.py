@@ -6,17 +6,19 @@ computed element by element; between passes, once a row, what is made of their r
 """
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from kfgen import model
 from kfgen.emit import Target, emit, reads
 from kfgen.expr import COLUMN, COUNT, ELEM, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
-from kfgen.spec import op_gradients, op_graph
+from kfgen.spec import SpecError, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd"}  # a compiler does not see that two of them are the same
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
+MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
 
 @dataclass
@@ -244,6 +246,11 @@ class RowKernel(Kernel):
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
         self.vec = 16 // max((s.dtype.size for s in self.loads + self.stores), default=self.dtype.size)
+        for count in Counter(stages(self.graph, self.roots).values()).values():
+            if count > MAX_REDUCTIONS:
+                problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
+                fix = f"at most {MAX_REDUCTIONS} are possible: make two ops of it"
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, fix)
 
     @property
     def sizes(self):

@@ -12,6 +12,7 @@ import pytest
 import toolkit
 import user_ops
 from conftest import BUILD
+from kfgen import rows
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
@@ -108,6 +109,25 @@ ref = "act(x + bias) - mean(x)"
     for f in functions:
         for sizes in ((5, 300), (3, 2500), (7, 6000), (2, 20000)):
             checks.run(own, memory, f, sizes, files=(path,))
+
+
+def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
+    """The words of core/row.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
+    words = [*(("sum", "max", "min")[i % 3] for i in range(rows.MAX_REDUCTIONS - 1)), "min"]
+    terms = " + ".join(f"{word}(x * {i + 2})" for i, word in enumerate(words))
+    path, _, functions = user_ops.load(f"""
+[op.many]
+family = "row"
+brief = "many reductions"
+operands = {{ x = {{ kind = "elem", grad = false }} }}
+expr = "{terms}"
+ref = "{terms}"
+""", tmp_path)
+    functions = [f for f in functions if f["dtypes"][0] == "f32"]
+    own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
+    memory = emulator.Memory(emulator.Emulator(own))
+    for sizes in ((5, 300), (3, 2500), (2, 20000)):
+        checks.run(own, memory, functions[0], sizes, files=(path,))
 
 
 @pytest.mark.parametrize("error, code, text", [(209, 7, "no kernel image"), (98, 7, "invalid device function"), (2, 8, "CUDA error 2"),

@@ -226,6 +226,21 @@ def test_too_many_tensors(tmp_path, capsys, count, word):
     assert f"[op.share] operands: make {18 if count == 17 else 17} tensors of the {word}" in said and "fix: at most 16 are possible" in said
 
 
+@pytest.mark.parametrize("count, grads, said", [
+    (17, None, "makes 17 reductions in one pass over the row of the forward"),
+    (16, '{ x = "dout * (' + " + ".join(f"sum(dout * x * {i})" for i in range(2, 20)) + ')" }',
+     "makes 18 reductions in one pass over the row of the backward")])
+def test_too_many_reductions(tmp_path, capsys, count, grads, said):
+    """Of one pass: as many fit the words of core/row.cuh. Those that wait for others are of another pass."""
+    path, sums = tmp_path / "mine.toml", " + ".join(f"max(x * {i})" for i in range(2, count + 2))
+    path.write_text(row(expr=f'"{sums}"', grads=grads))
+    assert main(["list", "--spec", str(path)]) == 1
+    assert f"{path}: [op.share] expr: {said}\n  fix: at most 16 are possible: make two ops of it" in capsys.readouterr().err
+    sums = " + ".join(f"max(x * {i})" for i in range(2, 18))
+    path.write_text(row(operands='{ x = { kind = "elem", grad = false } }', expr=f'"t = {sums}; sum(x * t)"'))
+    assert main(["list", "--spec", str(path)]) == 0, capsys.readouterr().err
+
+
 def test_good_entries_load(tmp_path):
     path = tmp_path / "mine.toml"
     second = weight('{ kind = "row", dtype = "U", absent = -0.5 }', types='"weights"', saved='{ s = "sum(x)" }', grads='{ w = "dout * x / s" }')
