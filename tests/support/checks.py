@@ -50,7 +50,7 @@ class CpuMemory:
 class CudaMemory:
     """The arena in a GPU's memory, through libcudart alone."""
 
-    def __init__(self, size=1 << 27):
+    def __init__(self, size=1 << 28):
         self.rt = ctypes.CDLL("libcudart.so")
         pointer = ctypes.c_void_p()
         self.check(self.rt.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)))
