@@ -314,7 +314,7 @@ class RowKernel(Kernel):
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
-        places = loads * vectors + -(-len(self.posted) // 2) + self._kept_vectors(vectors)
+        places = loads * vectors + -(-self.post // 16) + self._kept_vectors(vectors)
         most = min(512, (208 << 10) // (16 * (places | 1)) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
         if loads > 1:
@@ -347,20 +347,30 @@ class RowKernel(Kernel):
 
     @property
     def posted(self):
-        """Values of a row that travel with it: those of a size that such a copy may have."""
-        return [s for s in self.values if s.dtype.size >= 4]
+        """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
+        return sorted((s for s in self.values if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
+
+    def posted_at(self, stream):
+        """Its byte among those of a row."""
+        return sum(s.dtype.size for s in self.posted[:self.posted.index(stream)])
 
     @property
-    def places(self):
-        """16-byte places of a row on its way, of a thread: its vectors, then 8 bytes for each value of a row."""
-        return len(self.loads) * self.held[-1][0] + -(-len(self.posted) // 2)
+    def post(self):
+        """Bytes of a row's values."""
+        largest = max((s.dtype.size for s in self.posted), default=1)
+        return -(-sum(s.dtype.size for s in self.posted) // largest) * largest
+
+    @property
+    def posts_at(self):
+        """The first of them, in bytes of a thread's shared memory: behind the rows on their way and the row operands."""
+        vectors = self.held[-1][0]
+        return 16 * (self.depth * len(self.loads) * vectors + self._kept_vectors(vectors))
 
     @property
     def ring(self):
-        """Bytes of shared memory a thread: rows on their way and row operands; at the end a vector of sums."""
-        vectors = self.held[-1][0]
-        needed = self.depth * self.places + self._kept_vectors(vectors)
-        return max((needed | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
+        """Bytes of shared memory a thread; at the end a vector of sums. Few: the L1 cache, through which rows come, has the rest."""
+        places = -(-(self.posts_at + self.depth * self.post) // 16)
+        return max((places | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
 
     @property
     def fixed(self):

@@ -43,10 +43,12 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
     return KF_SUCCESS;
 }
 
-// shared: bytes of dynamic shared memory. cluster: blocks that belong together. The status is the call's own: cudaGetLastError
+// early: whether the kernel may be launched while the one before it ends. Not one of as many blocks as there is room for, which stay:
+// they would take the places that are free first, and be more on one SM than on another. shared: bytes of dynamic shared memory.
+// cluster: blocks that belong together. The status is the call's own: cudaGetLastError
 // might report somebody else's error.
 KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream,
-                                       unsigned shared = 0, unsigned cluster = 1)
+                                       bool early = true, unsigned shared = 0, unsigned cluster = 1)
 {
     const kf_result_t device = kfi_check_device(name, stream);
     if (device != KF_SUCCESS) return device;
@@ -57,7 +59,7 @@ KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel,
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    if (kfi_overlaps()) {
+    if (early && kfi_overlaps()) {
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }

@@ -473,7 +473,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
         s->stride = kfi_ceil(cols, 4) * 4;
     }
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
-    result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, shared, (unsigned)g->cluster);
+    result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,
+                        (unsigned)g->cluster);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
     const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)m.sums);
