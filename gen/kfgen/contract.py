@@ -118,11 +118,14 @@ def arithmetic(k):
 
 def moved_bytes(k, act):
     """Per element of the result, every tensor of its shape once."""
-    return sum(s.dtype.size * len(s.parts) for s in k.inputs + k.outputs if not s.is_row and (s.role != "in" or k.reads(s, act) or not k.bwd))
+    along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.picked]
+    return sum(s.dtype.size * len(s.parts) for s in along if s.role != "in" or k.reads(s, act) or not k.bwd)
 
 
 def cost(k):
     per_act = sorted({moved_bytes(k, a) for a in k.acts})
+    if not any(per_act):
+        return f"Per row: a value of each tensor, {k.flops} operations."
     count = " to ".join(map(str, per_act[:1] + per_act[1:][-1:]))
     operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' (act as one)' if k.has_act else ''}"
     return f"Per element: {count} bytes, {operations}."

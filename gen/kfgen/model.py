@@ -137,6 +137,7 @@ class Argument:
 
 class Kernel:
     family = "map"  # the schedule: templates/cuda/map.cuh.j2, templates/cpu/map.h.j2
+    picked = ()  # operands of which nothing is read but a row's value in one column
 
     def __init__(self, op, dtypes, bwd):
         self.op, self.dtypes, self.bwd = op, dtypes, bwd

@@ -246,7 +246,14 @@ class RowKernel(Kernel):
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
         self.vec = 16 // max((s.dtype.size for s in self.loads + self.stores), default=self.dtype.size)
-        for count in Counter(stages(self.graph, self.roots).values()).values():
+        reductions = stages(self.graph, self.roots)
+        self.gathers = not reductions and not self.loads + self.row_loads + self.stores  # nothing goes along a row: a thread has it
+        if self.gathers:
+            self.vec = 1 << 20
+        if not reductions and self.stores and any(p.source.kind == "elem" for p in self.picks):
+            problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it")
+        for count in Counter(reductions.values()).values():
             if count > MAX_REDUCTIONS:
                 problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
                 fix = f"at most {MAX_REDUCTIONS} are possible: make two ops of it"
@@ -310,6 +317,8 @@ class RowKernel(Kernel):
         """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
         threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
         way). The last one is that of blocks that walk down the rows, a cluster of them at each where a block is not enough."""
+        if self.gathers:
+            return [(1, 32, 32, 32), (1, 32, 32, 0)]
         size, loads = 16 // self.vec, len(self.loads)
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
@@ -405,7 +414,7 @@ class RowKernel(Kernel):
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
         held = [vectors for vectors, *_ in self.held]
-        found = [(v, 0) for v in held[:-1]] + [(held[-1], 1), (0, int(bool(self.sums)))]
+        found = [(v, 0) for v in held[:-1]] + ([] if self.gathers else [(held[-1], 1), (0, int(bool(self.sums)))])
         return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {2 * walk + whole}>)" for held, walk in found for whole in (1, 0)]
 
     @property

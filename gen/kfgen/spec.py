@@ -546,6 +546,10 @@ def _check_rows(op, graph, env, outputs):
 
     if op.types == "pairs":
         raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
+    columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
+    for name in sorted(columns & {o.name for o in op.operands if o.dtype != "i64"}):
+        fix = f'give `{name}` dtype = "i64", grad = false'
+        raise wrong("operands", f"`{name}` is the number of a column, which pick() needs as a whole number", fix)
     for name in op.saved:
         if graph.level(env[name]) != ROW:
             problem = "differs within a row" if graph.level(env[name]) == ELEM else "reads no tensor"
@@ -553,8 +557,9 @@ def _check_rows(op, graph, env, outputs):
     for name, node in outputs.items():
         if graph.level(node) == UNIFORM:
             raise wrong("expr", f"`{name}` reads no tensor", "write an expression of the operands")
-    if not stages(graph, [*outputs.values(), *(env[n] for n in op.saved)]):
-        raise wrong("expr", "reduces nothing over a row", 'leave out family = "row"')
+    roots = [*outputs.values(), *(env[n] for n in op.saved)]
+    if not stages(graph, roots) and not graph.uses("pick", roots):
+        raise wrong("expr", "reduces nothing over a row and picks nothing from it", 'leave out family = "row"')
 
 
 def _check_grads(op, graph, env, outputs):

@@ -72,7 +72,7 @@ FAMILY = {
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
-    **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft"), (0, True, 4, True)),
+    **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
     "cross_entropy_with_grad": (0, True, 4, False)}
 
 

@@ -38,6 +38,20 @@ def value_of(graph, root, env):
     return evaluate(graph, [root], env, np, sp)[0]
 
 
+def test_pick():
+    """A row's value in a column: 0 where there is none; its gradient is that element's alone, and of a row operand each column's sum."""
+    graph, names, root = build("pick(x, r) * pick(w, r)")
+    env = draw() | {"r": np.array([[2.0], [-1.0], [COLS]])}
+    x, w = env["x"], env["w"]
+    np.testing.assert_array_equal(value_of(graph, root, env), [[x[0, 2] * w[2]], [0.0], [0.0]])
+    graph.levels["dy"] = ROW
+    found = gradient(graph, {root: graph.var("dy")}, [names["x"], names["w"]])
+    for name, other in (("x", w[2]), ("w", x[0, 2])):
+        want = np.zeros((ROWS, COLS))
+        want[0, 2] = 3.0 * other
+        np.testing.assert_array_equal(value_of(graph, found[names[name]], env | {"dy": np.full((ROWS, 1), 3.0)}), want)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values(name):
     text, reference, passes, _ = FUNCTIONS[name]

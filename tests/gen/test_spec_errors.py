@@ -23,6 +23,9 @@ def op(name="plus_{act}", **change):
     return entry("op", f'"{name}"', OP, change)
 
 
+COLUMN = '{ kind = "per_row", dtype = "i64", grad = false }'
+
+
 def row(name="share", **change):
     return entry("op", f'"{name}"', ROW, change)
 
@@ -149,11 +152,17 @@ CASES = {
                             "expr", "`a` and `b` read each other", "docs/hacking.md"),
     "an output of itself": (row(expr='"x + sum(out)"'), "op.share", "expr", "reads `out`, which is not", "docs/hacking.md"),
     "saved of itself": (row(saved='{ s = "sum(x * s)" }'), "op.share", "saved", "reads `s`, which is not", "docs/hacking.md"),
+    **{f"{text} over a row": (row(expr=f'"sum({text} * x * r)"', operands=f'{{ x = "elem", r = "per_row", label = {COLUMN} }}'),
+                              "op.share", "expr", said, "docs/hacking.md")
+       for text, said in (("pick(x)", "`pick` with 1 arguments, it takes 2"), *(
+           (f"pick({of})", "`pick` of something else than an operand") for of in ("x, x", "x * x, label", "r, label", "x, label + 1")))},
+    "pick of a broken column": (row(expr='"pick(x, r) / sum(x)"', operands='{ x = "elem", r = "per_row" }'), "op.share", "operands",
+                                "`r` is the number of a column", 'give `r` dtype = "i64"'),
     "nothing reduced": (row(expr='"x * 2"'), "op.share", "expr", "reduces nothing over a row", 'leave out family = "row"'),
     "a result of no tensor": (row(expr=None, ref=None, outputs='{ y = "x / sum(x)", z = "2" }', refs='{ y = "x / sum(x)", z = "2" }'), "op.share",
                               "expr", "`z` reads no tensor", "the operands"),
     **{f"{word} in a map op": (op(expr=f'"act(a - {word}(b))"'), "op.plus_{act}", "expr", f"`{word}`, which this op's family", "docs/hacking.md")
-       for word in ("sum", "mean", "stop")},
+       for word in ("sum", "mean", "pick", "stop")},
     **{f"{word} of one in a map op": (op(expr=f'"act(a - {word}(b))"'), "op.plus_{act}", "expr", f"calls `{word}` with 1 arguments, it takes 2",
                                       "docs/hacking.md") for word in ("max", "min")},
     "sum in an activation": (act(expr='"x / sum(x)"'), "activation.twice", "expr", "calls `sum`", "docs/hacking.md"),
@@ -239,6 +248,15 @@ def test_too_many_reductions(tmp_path, capsys, count, grads, said):
     sums = " + ".join(f"max(x * {i})" for i in range(2, 18))
     path.write_text(row(operands='{ x = { kind = "elem", grad = false } }', expr=f'"t = {sums}; sum(x * t)"'))
     assert main(["list", "--spec", str(path)]) == 0, capsys.readouterr().err
+
+
+def test_pick_of_what_may_be_overwritten(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    for text, status in (("x - pick(x, label)", 1), ("x - pick(x, label) / sum(x)", 0)):
+        path.write_text(row(operands=f'{{ x = {{ kind = "elem", grad = false }}, label = {COLUMN} }}', expr=f'"{text}"'))
+        assert main(["list", "--spec", str(path)]) == status
+    problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between\n  fix: make two ops of it"
+    assert f"{path}: [op.share] expr: {problem}" in capsys.readouterr().err
 
 
 def test_good_entries_load(tmp_path):
