@@ -70,7 +70,7 @@ SEEDED = {
         "kf/core/row.cuh", r"y < g\.groups", "y < g.groups - 1",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
     "the second of what a pass reduces": (
-        "kf/core/row.cuh", r"slot \+ i \* 32 \+ at\.group", "slot + at.group",
+        "kf/core/row.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
         ("kf_layer_norm_bwd_f32",), ()),
     "the vectors behind a row's end": (
         "kf/ops/layer_norm.cuh", r"whole \? left > 0", "whole ? true",

@@ -189,16 +189,21 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
     KFI_DEVICE type kfi_join(int word, type a, type b) { return word == KFI_SUM ? a + b : word == KFI_MAX ? kfi_max_##f(a, b) : kfi_min_##f(a, b); } \
     /* Of no terms. */ \
     KFI_DEVICE void kfi_nothing(int word, type *v) { *v = word == KFI_SUM ? 0 : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000); } \
-    /* What a row's warps left in shared memory, one value each, added up by each of them. */ \
-    KFI_DEVICE type kfi_line_fold(int word, const type *slot, int warps) \
+    /* Of `lanes` neighbours, each of them has the result. Written out: a loop would take three times as many instructions. */ \
+    template <int words, int lanes, int count> KFI_DEVICE void kfi_line_shuffle(type (&v)[count]) \
     { \
-        int by = warps > 8 ? 16 : warps > 2 ? 4 : 1; \
-        const int own = (int)threadIdx.x & (2 * by - 1); \
-        type v; \
-        kfi_nothing(word, &v); \
-        if (own < warps) v = slot[own]; \
-        for (; by > 0; by >>= 1) v = kfi_join(word, v, __shfl_xor_sync(0xffffffffu, v, by)); \
-        return v; \
+        _Pragma("unroll") for (int by = lanes >> 1; by > 0; by >>= 1) \
+            _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by)); \
+    } \
+    /* What a row's warps left in shared memory, a value each for each reduction, 32 values apart, added up by each of them. */ \
+    template <int words, int lanes, int count> KFI_DEVICE void kfi_line_fold(type (&v)[count], const type *slot, int warps) \
+    { \
+        const int own = (int)threadIdx.x & (lanes - 1); \
+        _Pragma("unroll") for (int i = 0; i < count; ++i) { \
+            kfi_nothing(words >> 2 * i & 3, &v[i]); \
+            if (own < warps) v[i] = slot[i * 32 + own]; \
+        } \
+        kfi_line_shuffle<words, lanes>(v); \
     } \
     /* And its blocks. */ \
     KFI_DEVICE type kfi_line_gather(int word, const type *slot, int blocks) \
@@ -216,14 +221,18 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
     { \
         unsigned long long *const post = (unsigned long long *)kfi_dynamic() + at.turn * passes + pass; \
         type *const slots = (type *)(kfi_dynamic() + 2 * passes * sizeof *post), *slot = slots + (at.turn * all + first) * 32; \
-        for (int by = (g.lanes < 32 ? g.lanes : 32) >> 1; by > 0; by >>= 1) \
-            _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by)); \
+        if (g.lanes >= 32) kfi_line_shuffle<words, 32>(v); \
+        else \
+            for (int by = g.lanes >> 1; by > 0; by >>= 1) \
+                _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by)); \
         if (g.lanes > 32) { \
             const int warps = g.lanes / 32; \
             if (threadIdx.x % 32 == 0) \
                 _Pragma("unroll") for (int i = 0; i < count; ++i) slot[i * 32 + threadIdx.x / 32] = v[i]; \
             __syncthreads(); \
-            _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] = kfi_line_fold(words >> 2 * i & 3, slot + i * 32 + at.group * warps, warps); \
+            if (warps > 8) kfi_line_fold<words, 32>(v, slot + at.group * warps, warps); \
+            else if (warps > 2) kfi_line_fold<words, 8>(v, slot + at.group * warps, warps); \
+            else kfi_line_fold<words, 2>(v, slot + at.group * warps, warps); \
         } \
         KFI_LINE_ACROSS(type) \
     } \
