@@ -16,7 +16,7 @@ from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import SpecError, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
-COSTLY = {*TRANSCENDENTAL, "act", "act_bwd"}  # a compiler does not see that two of them are the same
+COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}  # a compiler does not see that two of them are the same
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
@@ -286,7 +286,8 @@ class RowKernel(Kernel):
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
         env[COLUMN] = "(column + e)"
         graph, roots = copy(self.graph, self.roots, picks(self.graph, self.roots))
-        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, [s.name for s in self.sums],
+        again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
+        return program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, target, env, [s.name for s in self.sums],
                        keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
     def of_pass(self, streams, names):
@@ -347,7 +348,7 @@ class RowKernel(Kernel):
     @property
     def forgets(self):
         """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
-        return not self.sums and not self.transcendental
+        return not self.sums and not self.transcendental and not stored(self.graph)
 
     @property
     def depth(self):
@@ -422,7 +423,9 @@ class RowKernel(Kernel):
         """Threads of a block at most: of a row, or of several rows' blocks."""
         least = 256 if self.sums else 128
         found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
-        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024"
+        # Two tensors: a few registers too many would leave room for one block of 512 threads alone.
+        blocks = ", way == 1 && held ? 2 : 1" if len(self.loads) > 1 and not self.sums and self.dtype.size < 8 else ""
+        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024" + blocks
 
     @property
     def held_table(self):
