@@ -266,16 +266,18 @@ def _row_op(op, act, failures):
     inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
     inputs |= {o.name: rng.integers(0, COLS, SHAPES[o.kind]).astype(np.float64) for o in op.operands if o.dtype == "i64"}
 
+    mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}
+
     def reference(at):
         try:
-            return row_oracle.reference(op, act, at, scalars)
+            return row_oracle.reference(op, act, at, scalars, None, *mask.values())
         except Exception as e:  # the reference is a text of the user's
             raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
 
     def results(bwd, env):
         kernel = rows.RowKernel(op, ("f64",), bwd)
         graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
-        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | row_names(COLS, np), np, sp)))
+        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp)))
 
     tapes, leaves = reference(inputs)
     found = results(False, inputs)

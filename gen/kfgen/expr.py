@@ -99,7 +99,7 @@ class Graph:
     def __init__(self, levels=None):
         """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not."""
         self.nodes, self._index, self._level = [], {}, {}
-        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, **levels}
+        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, **levels}
 
     def add(self, op, *args, value=None):
         node = Node(op, args, value)
@@ -207,8 +207,8 @@ def _build(graph, tree, env):
         case ast.Constant(value=int() | float() as value):
             return _number(graph, value)
         case ast.Name(id=name):
-            if name not in env:
-                raise ExprError(f"reads `{name}`, which is not one of: {', '.join(sorted(env)) or 'none'}")
+            if env.get(name) is None:  # nor a word, such as act
+                raise ExprError(f"reads `{name}`, which is not one of: {', '.join(sorted(n for n in env if env[n] is not None)) or 'none'}")
             return env[name]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
             return _number(graph, -value)
@@ -375,7 +375,10 @@ def gradient(graph, seeds, wrt):
             if name not in rules:
                 raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
             if graph.nodes[arg].op != "const" and rules[name] is not None:
-                give(arg, parse(graph, rules[name], env), guards, i)
+                value = parse(graph, rules[name], env)
+                if node.op == "act" and graph.levels is not None and any(graph.nodes[c].value == KEEP for c, _ in guards):
+                    value, guards = guarded(value, guards), ()  # several sums read it: the mask is applied once
+                give(arg, value, guards, i)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 
 

@@ -119,13 +119,15 @@ class Launcher:
         return self.kernel.scalars + list(self.act.scalars)
 
     @property
+    def cpu_dropout_arguments(self):
+        return [] if not self.kernel.dropout else ["p", "0", "0", "state", "1"] if self.state else ["p", "seed", "offset", "NULL", "0"]
+
+    @property
     def cpu_run_arguments(self):
         k = self.kernel
         found = [f"kfi_tile_{k.name}_{self.act.name}", f'"{self.act.name}"'] + ([str(int(bwd_reads_x(self.act)))] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if self.scalar_values else "NULL"]
-        if k.dropout:
-            found += ["p", "0", "0", "state", "1"] if self.state else ["p", "seed", "offset", "NULL", "0"]
-        return ", ".join(found + [a.name for a in k.workspace_arguments])
+        return ", ".join(found + self.cpu_dropout_arguments + [a.name for a in k.workspace_arguments])
 
 
 @dataclass(frozen=True)
@@ -533,9 +535,11 @@ class Kernel:
     def cpu_run_parameters(self):
         found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.asks_reads else [])
         found += [f"{a.ctype}{a.name}" for a in self.tensor_arguments] + [f"int64_t {s}" for s in self.sizes] + ["const void *scalars"]
-        if self.dropout:
-            found += [f"{self.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state", "int from_state"]
-        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
+        return ", ".join(found) + self.cpu_dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
+
+    @property
+    def cpu_dropout_parameters(self):
+        return f", {self.scalar_ctype} p, uint64_t seed, uint64_t offset, const uint64_t *state, int from_state" if self.dropout else ""
 
     @property
     def size_parameters(self):
@@ -582,7 +586,11 @@ class Kernel:
             kind = s.kind if s.kind in ("elem", "half") else "row"
             found.append((s.name, s.dtype.size, kind, use, index[s.same_as] + 1 if s.same_as else 0))
             index[s.name] = len(index)
-        return found + ([("state", 8, "pair", "state", 0)] if self.dropout else [])
+        return found + self.state_tensors
+
+    @property
+    def state_tensors(self):
+        return [("state", 8, "pair", "state", 0)] if self.dropout else []
 
     @property
     def tensor_names(self):

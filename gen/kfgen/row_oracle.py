@@ -58,9 +58,9 @@ WORDS = {"sum": _reduce, "mean": lambda a: _reduce(a) / np.float64(a.value.shape
          "min": lambda a, b=None: _extreme(a, b, "min")}
 
 
-def reference(op, act, inputs, scalars, stored=None):
+def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
     """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]. stored: of outputs that others read, what
-    these are to read."""
+    these are to read. keep: where dropout keeps an element."""
     leaves = {n: Tape(v) for n, v in inputs.items()}
     scalars = scalars | row_names(max(np.shape(v)[-1] for v in inputs.values()), np)
 
@@ -68,12 +68,18 @@ def reference(op, act, inputs, scalars, stored=None):
         slope = oracle.act_derivative(act, z.value, scalars)
         return Tape(oracle.act_value(act, z.value, scalars), [(z, lambda d: d * slope)])
 
+    def dropout(z):
+        def masked(v):
+            return np.where(keep, v * keep_scale, 0.0)
+        return Tape(masked(z.value), [(z, masked)])
+
+    words = WORDS | {"act": apply_act, "dropout": dropout}
     with np.errstate(all="ignore"):
         outputs, values = {}, leaves | scalars
         for n in in_order(op.refs):
             values |= outputs | {name: Tape(v) for name, v in (stored or {}).items()}
             read = {name: values[name] for name in names_read(op.refs[n]) & set(values)}
-            outputs[n] = oracle._eval(op.refs[n], WORDS | {"act": apply_act} | read)
+            outputs[n] = oracle._eval(op.refs[n], words | read)
         return outputs, leaves
 
 
@@ -147,7 +153,9 @@ class Bound:
                 args = [error[a] for a in node.args]
                 if not self.graph.is_bool(i):
                     beyond = beyond | (np.abs(np.where(np.isfinite(v), v, 0.0)) > largest)
-                if node.op in ("const", "var"):
+                if node.op == "var" and self.graph.is_bool(i):  # dropout's mask
+                    error[i] = np.zeros((), bool)
+                elif node.op in ("const", "var"):
                     rounded = node.op == "var" and (self.doubles or node.value == PER_COUNT)
                     error[i] = eps * np.abs(v) if rounded else np.zeros(())
                 elif node.op in BOOLEAN:

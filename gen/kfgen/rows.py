@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from kfgen import model
 from kfgen.emit import Target, emit, reads
-from kfgen.expr import COLUMN, COUNT, ELEM, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import SpecError, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
-COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}  # a compiler does not see that two of them are the same
+COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}  # a compiler does not see that two of them are the same; nor what dropout has made
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
@@ -130,6 +130,11 @@ def inlined(graph, roots, act, replaced=()):
     return copy(graph, roots, dict(replaced), act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
 
 
+def costly(graph, i):
+    node = graph.nodes[i]
+    return node.op in COSTLY or (node.op == "where" and graph.nodes[node.args[0]].value == KEEP)
+
+
 def program(graph, roots, target, env, sums=(), keep=""):
     """The passes that compute the roots {name: node}. env: how variables are spelled. sums: names of roots that are taken as soon
     as they can be, since what they are made of need not be kept then. keep: how a costly value that an earlier pass has computed is
@@ -168,7 +173,7 @@ def program(graph, roots, target, env, sums=(), keep=""):
     home, kept = {}, {}  # the pass that computes a costly value first; those that others read
     for d in range(count + 1) if keep else ():
         for i in reads(graph, work[d], done[d]):
-            if graph.nodes[i].op in COSTLY and i not in done[d] and home.setdefault(i, d) != d:
+            if costly(graph, i) and i not in done[d] and home.setdefault(i, d) != d:
                 kept[i] = f"kept{len(kept)}"
 
     def code(d):
@@ -232,7 +237,7 @@ class RowKernel(Kernel):
             s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
         self.streams = self.inputs + self.outputs
         self.scalars = [s for s in op.scalars if s in read or not self.bwd]
-        self.keeps = False
+        self.keeps = KEEP in read
         named = {s.name: s for s in self.inputs}
         picked = picks(self.graph, self.roots)
         self.picks = [Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args)) for i in picked]
@@ -272,7 +277,7 @@ class RowKernel(Kernel):
                 use = {"in": "absent", "act": "act_absent"}[use]
             found.append((s.name, s.dtype.size, s.kind, use, index[s.same_as] + 1 if s.same_as else 0))
             index[s.name] = len(index)
-        return found
+        return found + self.state_tensors
 
     # ---- CUDA --------------------------------------------------------------------------------------------------------
 
@@ -284,7 +289,7 @@ class RowKernel(Kernel):
                         act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
                         stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
-        env[COLUMN] = "(column + e)"
+        env |= {COLUMN: "(column + e)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         graph, roots = copy(self.graph, self.roots, picks(self.graph, self.roots))
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
         return program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, target, env, [s.name for s in self.sums],
@@ -403,20 +408,21 @@ class RowKernel(Kernel):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
         found += ["kfi_line g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
-        return ", ".join(found + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
+        return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.loads + self.row_loads + self.values + self.picked + self.stores + self.results_of_rows]
         found += ["g"] + (["sums"] if self.sums else []) + self.used_scalars
-        return ", ".join("&" + f for f in found + (["scalars"] if self.has_act else []))
+        return ", ".join("&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
         held = [vectors for vectors, *_ in self.held]
         found = [(v, 0) for v in held[:-1]] + ([] if self.gathers else [(held[-1], 1), (0, int(bool(self.sums)))])
-        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {2 * walk + whole}>)" for held, walk in found for whole in (1, 0)]
+        state = ", from_state" if self.keeps else ""
+        return [f"KFI_ADDRESS(kfk_{self.name}<act, {held}, {2 * walk + whole}{state}>)" for held, walk in found for whole in (1, 0)]
 
     @property
     def bounds(self):
@@ -444,7 +450,9 @@ class RowKernel(Kernel):
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
         env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values + self.picks}
-        env[COLUMN] = f"(column + ({self.compute})j)"
+        keep = "kfi_cpu_keep(keep[j], keep_from)"
+        env |= {COLUMN: f"(column + ({self.compute})j)", KEEP_SCALE: "keep_scale",
+                KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
         return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env)
 
     def cpu_reads(self, found):

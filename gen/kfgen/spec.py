@@ -483,7 +483,7 @@ def op_graph(op):
     graph = Graph(levels if op.family == "row" else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     env |= {name: graph.var(name) for name in (*op.scalars, *((COLUMN, COUNT) if op.family == "row" else ()))}
-    extra = ({"dropout": None} if op.family == "map" else {}) | ({"act": None} if op.has_act else {})
+    extra = {"dropout": None} | ({"act": None} if op.has_act else {})
     if op.family == "map":
         return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
     outs, known = {}, dict(env)
@@ -512,6 +512,7 @@ def op_gradients(op, graph, env, outputs):
     derived = [v for v in wanted if v not in op.grads]
     found = gradient(graph, {outputs[n]: douts[n] for n in outputs}, [env[v] for v in derived]) if derived else {}
     names = {**env, **{n: graph.var(n) for n in outputs}, **{f"d{n}": d for n, d in douts.items()}} | ({"act_bwd": None} if op.has_act else {})
+    names |= {"dropout": None} if op.dropout else {}  # of the same mask
     return {v: parse(graph, op.grads[v], names) if v in op.grads else found[env[v]] for v in wanted}
 
 

@@ -161,6 +161,12 @@ BROKEN = {
     "the last words from the group before": (
         "kf/core/philox_tile.h", r"kfi_philox\(rng, group \+ KFI_TILE / 8, ",
         "kfi_philox(rng, group + KFI_TILE / 8 - 1, ", ("kf_cpu_bias_dropout_bwd_f32",)),
+    "the words of a row's next strip": (
+        "kf/core/row.h", r"w->words \+ \(first - w->from\)",
+        "w->words + (first - w->from) / 8 * 8", ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_relu_dropout_bwd_bf16",)),
+    "a row's words, a strip too far": (
+        "kf/core/row.h", r"first \+ KFI_STRIP > w->from \+ KFI_TILE\)",
+        "first > w->from + KFI_TILE)", ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_dropout_state_f64",)),
     "gradients of sub swapped": (
         "kf/ops/sub.h", r"da_to\[j\] = (\w+);\s+db_to\[j\] = -\1;",
         r"da_to[j] = -\1; db_to[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),

@@ -111,6 +111,32 @@ ref = "act(x + bias) - mean(x)"
             checks.run(own, memory, f, sizes, files=(path,))
 
 
+DROPPED = {"reduced": "x * w * r / (1 + sum(abs(dropout(x * y))))", "same for a row": "dropout(r * sum(x * y)) * w + x",
+           "twice": "act(dropout(x * y) + dropout(w * r)) - mean(x)", "nested": "dropout(act(dropout(x * y * w) * r) - mean(x))"}
+
+
+@pytest.mark.parametrize("what", DROPPED)
+def test_dropout_anywhere(what, include, tmp_path):
+    """One mask in every pass and every schedule: rows of whole vectors and others, held and read again."""
+    expr = DROPPED[what]
+    path, _, functions = user_ops.load(f"""
+[op."masked{"_{act}" if "act(" in expr else ""}"]
+family = "row"
+brief = "masked"
+operands = {{ x = "elem", y = "elem", w = "row", r = "per_row" }}
+expr = "{expr}"
+ref = "{expr.replace("abs(", "np.abs(")}"
+""", tmp_path, activations=["none", "silu"])
+    functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16") and f["state"] == f["bwd"]
+                 and (f["activation"] == "silu" or "act(" not in expr)]
+    assert len(functions) == 4
+    own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
+    memory = emulator.Memory(emulator.Emulator(own))
+    for f in functions:
+        for k, sizes in enumerate([(5, 300), (5, 256), (3, 2501), (7, 6000), (2, 20000), (2, 20001)]):
+            checks.run(own, memory, f, sizes, shift=k // 3 % 2 * (k % 2), files=(path,))
+
+
 def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
     """The words of core/row.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
     words = [*(("sum", "max", "min")[i % 3] for i in range(rows.MAX_REDUCTIONS - 1)), "min"]

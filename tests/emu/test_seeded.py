@@ -45,6 +45,15 @@ SEEDED = {
     "the mask of a thread's first vector in all of them": (
         "kf/ops/act_dropout.cuh", r"rng, first \+ u \* step\)", "rng, first)",
         ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
+    "the mask of a row's vector that reaches into the next words": (
+        "kf/core/row.cuh", r"first \+ vec > 8", "first + vec > 9",
+        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
+    "the mask of an odd row, a pair beside": (
+        "kf/core/row.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
+        ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"), ()),
+    "the mask of a row's first vector in all of them": (
+        "kf/ops/layer_norm_act_dropout.cuh", r"rng, start \+ off\)", "rng, start)",
+        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "gradients swapped": (
         "kf/ops/sub.cuh", r"(kfi_cast\(&da_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&db_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
         ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),

@@ -45,7 +45,7 @@ def value(draw, depth, of_row):
 def op(draw, name):
     """An entry. Every operand has a gradient: the random part is added to what all of them are factors of."""
     own, ref = draw(value(3, False))
-    act, weights, saved, reduced, stored = (draw(st.booleans()) for _ in range(5))
+    act, weights, saved, reduced, stored, dropped = (draw(st.booleans()) for _ in range(6))
     form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))  # a saved extreme of rounded values may equal none of them again
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
     first, first_ref = own, ref
@@ -54,6 +54,8 @@ def op(draw, name):
     expr = expr.format(s="s" if saved else whole)
     if act:
         expr, ref = f"act({expr})", f"act({ref})"
+    if dropped:
+        expr, ref = f"dropout({expr})", f"dropout({ref})"
     if reduced:
         expr, ref = f"mean({expr})", f"mean({ref})"
     weight = '{ kind = "row", absent = 1%s }' % (', dtype = "U"' if weights else "")
@@ -100,9 +102,16 @@ FOUND = (
     "mean(act(x * y * w - r))",  # without an activation the term is the same for a row, and the reference took it once
     "where(r > sum(x), r, x) * y * w",  # a condition that is the same for a row was kept as a number
 )
+# Dropout anywhere: a mask of what is reduced, of what is the same for a row, of two values, and read again by the gradient.
+DROPPED = (
+    "x * y * w * r / (1 + sum(abs(dropout(x * y))))",
+    "dropout(r * sum(x * y)) * w + max(dropout(x))",
+    "act(dropout(x * y) + dropout(w * r)) - mean(x)",
+    "dropout(act(dropout(x * y * w) * r) - mean(x))",
+)
 
 
-@pytest.mark.parametrize("expr", FOUND)
+@pytest.mark.parametrize("expr", FOUND + DROPPED)
 def test_found(expr, include, memory, tmp_path):
     right(f"""
 [op."found{"_{act}" if "act(" in expr else ""}"]
@@ -110,5 +119,5 @@ family = "row"
 brief = "found"
 operands = {{ x = "elem", y = "elem", w = {{ kind = "row", absent = 1 }}, r = "per_row" }}
 expr = "{expr}"
-ref = "{expr.replace("where(", "np.where(")}"
+ref = "{expr.replace("where(", "np.where(").replace("abs(", "np.abs(")}"
 """, include, memory, tmp_path)

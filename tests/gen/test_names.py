@@ -68,7 +68,8 @@ FAMILY = {
     "{act}_mul": (18, False, 4, True), "{act}_glu": (18, False, 4, True), "batch_norm_{act}": (18, True, 4, True),
     "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
     # Weights may be float32 beside 2-byte tensors.
-    "layer_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
+    "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
+    "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
@@ -83,7 +84,8 @@ def test_every_function_of_the_family(pattern):
     words = list(ACTIVATIONS[:count]) + ["none"] * none
     want = {names.function(pattern, w, (d,), b, s) for w in words for d in FLOATS for b in (False, bwd) for s in (False, "dropout" in pattern)}
     if dtypes == WEIGHTS:
-        want |= {names.function(pattern, w, (d, "f32"), b) for w in words for d in ("f16", "bf16") for b in (False, bwd)}
+        want |= {names.function(pattern, w, (d, "f32"), b, s) for w in words for d in ("f16", "bf16") for b in (False, bwd)
+                 for s in (False, "dropout" in pattern)}
     if dtypes == 6:
         want |= {names.function(pattern, w, (d,)) for w in ("none", "relu") for d in INTS}
     assert {f["name"] for f in MANIFEST["functions"] if f["op"] == pattern} == want

@@ -32,6 +32,13 @@ def philox(seed, offset, count):
     return halves[:count]
 
 
+def mask(seed, offset, p, shape, scalar_type):
+    """(where dropout keeps an element, what it is multiplied by)."""
+    keep = (philox(seed, offset, int(np.prod(shape))) >= round(65536 * p)).reshape(shape)
+    with np.errstate(all="ignore"):
+        return keep, float(scalar_type(np.float64(1.0) / (1.0 - np.float64(scalar_type(p)))))
+
+
 class CpuMemory:
     """The arena in the process's own memory."""
 
@@ -145,6 +152,7 @@ class Layout:
             own = shift[k % len(shift)] if isinstance(shift, tuple) else shift
             self.place[name] = -(-at // 64) * 64 + own * array.itemsize
             at = self.place[name] + array.nbytes + GUARD
+        self.philox = int(rng.integers(2**63)), int(rng.integers(2**40))
         if self.rows:
             row_checks.fill(self)
         self.workspace = lib.workspace_bytes(f, list(sizes))
@@ -157,11 +165,15 @@ class Layout:
         for name, array in self.data.items():
             if name not in alias:
                 self.image[self.place[name]:self.place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-        self.set_philox(int(rng.integers(2**63)), int(rng.integers(2**40)))
+        self.set_philox(*self.philox)
 
     def set_philox(self, seed, offset):
         self.philox = seed, offset
         self.image[self.state:self.state + 16] = np.array(self.philox, np.uint64).view(np.uint8)
+
+    def mask(self):
+        """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
+        return mask(*self.philox, self.p, self.sizes, self.scalar_type) if self.f["dropout"] else ()
 
     def given(self, base):
         """The arguments of the call, by name, for an arena at `base`."""
@@ -240,10 +252,7 @@ def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, whe
             env[s.name] = spread(x, shape, s.kind)
     keep, keep_scale = None, 1.0
     if f["dropout"]:
-        count = int(np.prod(shape))
-        keep = (philox(philox_seed, offset, count) >= round(65536 * p)).reshape(shape)
-        with np.errstate(all="ignore"):
-            keep_scale = float(scalar_type(np.float64(1.0) / (1.0 - np.float64(scalar_type(p)))))
+        keep, keep_scale = mask(philox_seed, offset, p, shape, scalar_type)
     act_scalars = {s: scalars[s] for s in act.scalars}
     duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale)
     bound_env = dict(env) | scalars | {"keep": keep, "keep_scale": keep_scale}

@@ -8,7 +8,7 @@ import scipy.special as sp
 import storage
 from kfgen import row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import row_names
+from kfgen.expr import KEEP, KEEP_SCALE, row_names
 from kfgen.spec import op_graph
 
 
@@ -49,7 +49,7 @@ def environment(call, data):
             env[s.name] = np.full(call.sizes[1] if s.kind == "row" else 1, float(s.absent))
         else:
             env[s.name] = columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
-    return env
+    return env | dict(zip((KEEP, KEEP_SCALE), call.mask()))
 
 
 def fill(call):
@@ -96,7 +96,7 @@ def check(call, got, weights=None):
     wants = {}
     if not kernel.bwd:
         tapes, _ = row_oracle.reference(kernel.op, call.act, {s.name: env[s.name] for s in kernel.operands}, {
-            n: v for n, v in env.items() if np.ndim(v) == 0} | call.scalars, stored)
+            n: v for n, v in env.items() if np.ndim(v) == 0} | call.scalars, stored, *call.mask())
         wants = {n: t.value for n, t in tapes.items()}
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:

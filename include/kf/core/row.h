@@ -46,6 +46,27 @@ KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
     return tile;
 }
 
+/* Dropout's random words, those of a whole tile at a time: the strips of a row lie side by side, as rows do. */
+typedef struct {
+    const kfi_rng *rng;
+    kf_i64 from; /* the first element that has its word here; a multiple of 8 */
+    uint16_t words[KFI_TILE + 8];
+} kfi_words;
+KFI_HOST void kfi_words_begin(kfi_words *w, const kfi_rng *rng)
+{
+    w->rng = rng;
+    w->from = -KFI_TILE; /* of no element that there is */
+}
+/* Of KFI_STRIP elements from `first` on. */
+KFI_HOST const uint16_t *kfi_strip_words(kfi_words *w, kf_i64 first)
+{
+    if (first < w->from || first + KFI_STRIP > w->from + KFI_TILE) {
+        w->from = first / 8 * 8;
+        kfi_random_tile(w->words, w->rng, w->from);
+    }
+    return w->words + (first - w->from);
+}
+
 /* Rows that a thread takes at a time. */
 KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
 {
