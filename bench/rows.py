@@ -20,6 +20,7 @@ import kflib  # noqa: E402
 import torch  # noqa: E402
 import torch._functorch.config  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from checks import philox  # noqa: E402
 
 torch._functorch.config.donated_buffer = False  # the compiled backward runs many times over one forward
 
@@ -32,6 +33,7 @@ FORWARD = {
     "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS),
     "l2_normalize": lambda t: F.normalize(t["x"], dim=-1), "cross_entropy": lambda t: F.cross_entropy(t["x"], t["label"], reduction="none")}
 FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
+P = 0.1
 
 
 def after_sum(norm):
@@ -42,11 +44,20 @@ def after_sum(norm):
     return forward
 
 
+def dropped(norm):
+    """Dropout of what `norm` gives; by kf's own mask where the two are compared."""
+    def forward(t):
+        y = FORWARD[norm](t)
+        return torch.where(t["keep"], y / (1 - P), 0.0) if "keep" in t else F.dropout(y, P)
+    return forward
+
+
 FORWARD |= {f"add_{norm}": after_sum(norm) for norm in ("rms_norm_{act}", "layer_norm_{act}")}
+FORWARD["layer_norm_{act}_dropout"] = dropped("layer_norm_{act}")
 LEAVES = ("x", "residual", "weight", "bias")
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
-SCALARS = {"eps": EPS, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+SCALARS = {"eps": EPS, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "p": P, "seed": 7, "offset": 11}
 
 
 def arguments():
@@ -89,7 +100,12 @@ def reference(f, t):
         dout, out = (t[n][:ROWS].double() for n in ("dout", "out"))
         return {"dx": dout - out.exp() * dout.sum(-1, keepdim=True)}
     leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in LEAVES if n in t}
-    outs = results(f, leaves | {n: t[n][:ROWS] for n in ("label",) if n in t})
+    given = {n: t[n][:ROWS] for n in ("label",) if n in t}
+    if f["dropout"]:
+        rows, cols = leaves["x"].shape
+        words = philox(SCALARS["seed"], SCALARS["offset"], rows * cols).reshape(rows, cols)
+        given["keep"] = torch.from_numpy(words >= round(65536 * P)).cuda()
+    outs = results(f, leaves | given)
     found = {} if f["bwd"] else {n: out.detach() for n, out in outs.items()}
     if f["bwd"] or f["op"] in ONE_PASS:
         douts = [t[f"d{n}"][:ROWS].double() if f["bwd"] else torch.ones_like(out) for n, out in outs.items()]
@@ -176,7 +192,7 @@ def measure(lib, f, cols, with_compile):
 def main():
     o = arguments()
     chosen = [f for f in kflib.manifest()["functions"] if f["op"] in o.ops and f["activation"] == "none" and len(f["dtypes"]) == 1
-              and f["dtypes"][0] in o.dtypes]
+              and f["dtypes"][0] in o.dtypes and not f["state"]]
     lib = kflib.build("cuda", chosen, o.build_dir, ["-O3", "-arch=native"])
     found = []
     for f in chosen:
