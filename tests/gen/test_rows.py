@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.special as sp
 from kfgen.emit import evaluate
-from kfgen.expr import ELEM, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_names, stages
+from kfgen.expr import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_names, stages
 
 ROWS, COLS = 3, 7
 # name: (expression of x, w and eps, the same in NumPy, passes forward, passes of the gradient of x)
@@ -102,6 +102,18 @@ def test_the_same_twice_is_doubled_once_a_row():
     found = gradient(graph, {root: graph.var("dy")}, [names["x"]])[names["x"]]
     doubled = [i for i in graph.reachable([found]) if graph.nodes[i].op == "add"]
     assert doubled and all(graph.level(i) == ROW for i in doubled)
+
+
+def test_a_mask_is_applied_behind_the_activation_once():
+    """Not in front of its gradient, which may be infinite where an element is dropped; nor again in each of the sums."""
+    graph = Graph(levels={"r": ROW})
+    names = {name: graph.var(name) for name in ("x", "w", "r")}
+    root = parse(graph, "dropout(act((x - mean(x)) * r * w))", names | {"act": None, "dropout": None})
+    found = gradient(graph, {root: graph.var("dy")}, list(names.values()))
+    nodes = [graph.nodes[i] for i in graph.reachable(list(found.values()))]
+    masked = [n for n in nodes if n.op == "where"]
+    assert len(masked) == 1 and graph.nodes[masked[0].args[0]].value == KEEP and graph.nodes[masked[0].args[1]].op == "act_bwd"
+    assert graph.level(graph.var(KEEP_SCALE)) == UNIFORM
 
 
 def test_what_is_the_same_for_a_row_leaves_the_sum():
