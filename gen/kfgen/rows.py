@@ -358,7 +358,7 @@ class RowKernel(Kernel):
     @property
     def depth(self):
         """Rows on their way in shared memory, where blocks walk down the rows."""
-        return max(1, 8 // (max(1, len(self.loads)) * self.held[-1][0]))
+        return max(1, 8 // (len(self.loads) * self.held[-1][0])) if self.loads else 1
 
     @property
     def posted(self):
