@@ -53,8 +53,8 @@ def _functions(selection):
             yield k.words, f"{what} ({', '.join(parts)})"
             for act in k.acts if k.has_act else ():
                 yield act.name, f"activations of {what}{integers}"
-        if k.sums:
-            yield k.words, f"{k.op.pattern}, backward, workspace_bytes ({k.size_parameters})"
+        if k.scratch:
+            yield k.words, f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})"
 
 
 def facts(selection):

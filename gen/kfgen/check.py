@@ -204,7 +204,7 @@ def _inlined(op, act):
 
 
 def _op(op, act, failures):
-    (_row_op if op.family == "row" else _map_op)(op, act, failures)
+    (_map_op if op.family == "map" else _row_op)(op, act, failures)
 
 
 def _map_op(op, act, failures):
@@ -275,7 +275,7 @@ def _row_op(op, act, failures):
             raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
 
     def results(bwd, env):
-        kernel = rows.RowKernel(op, ("f64",), bwd)
+        kernel = model.FAMILIES[op.family](op, ("f64",), bwd)
         graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
         return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp)))
 

@@ -60,7 +60,7 @@ def _write(graph, roots):
 # ---- operands ----------------------------------------------------------------------------------------------------
 
 def shape(k, stream):
-    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": ["rows"]}.get(stream.kind, k.sizes)
+    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 
@@ -108,7 +108,7 @@ def arithmetic(k):
         return f"At most one rounding, straight from {k.dtypes[0]}."
     if k.dtype.compute in ("i32", "i64"):
         return "Integer arithmetic, which wraps."
-    text = f"Computed in {LONG[k.dtype.compute]}"
+    text = f"Computed in {LONG[k.dtype.compute]}" + (", in an order that follows from axis and inner" if k.family == "reduce" and k.scratch else "")
     text += "." if stored == [k.dtype.compute] else f", each result rounded once, to {' or '.join(stored)}."
     if k.sums:
         acc = k.dtype.acc.word
@@ -132,7 +132,7 @@ def cost(k):
 
 
 def errors(k):
-    found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.sums else [])
+    found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
     return f"Errors: {', '.join(found)}; CUDA also a launch's own."
 
 
@@ -154,9 +154,9 @@ def lines(kernel):
     for (role, dims, word, note), names in groups.items():
         line = f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}"
         found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
-    if k.sums:
+    if k.scratch:
         found.append(workspace(k))
-    found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.sums else ''}apart unless said.")
+    found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.scratch else ''}apart unless said.")
     found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)
     found.append(errors(k))
     if k.op.source:

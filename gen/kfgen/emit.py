@@ -177,6 +177,7 @@ def evaluate(graph, roots, env, np, sp):
         "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
         "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
         "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a, "stored": lambda a: a,
+        "rowprod": lambda a: np.prod(a, axis=-1, keepdims=True) ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
         "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), 0.0),
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}

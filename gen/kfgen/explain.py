@@ -35,7 +35,7 @@ def shown(path):
 
 def code(kernel, act, cpu):
     """The lines that one element costs, as they stand in the generated code, and the activation's function."""
-    if kernel.family == "row":
+    if kernel.family != "map":
         lines = (kernel.cpu(act) if cpu else kernel.cuda).listing()
     elif cpu:
         tile = kernel.cpu(act)

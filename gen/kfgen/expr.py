@@ -44,6 +44,9 @@ PRIMITIVES = {
     "sum": ("a", {"a": "dy"}),
     "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
+    # Without zeros the product over a; with one of them, that one gets the product of the others: PyTorch's prod.
+    "rowprod": ("a", {"a": "zeros = sum(where(a == 0, 1, 0)); others = prod(where(a == 0, 1, a)); "
+                           "dy * where(a == 0, where(zeros == 1, others, 0), where(zeros > 0, 0, y / a))"}),
     "pick": ("ab", None),  # a row's value in column b, 0 where there is no such column; differentiated by hand
     "stop": ("a", {"a": None}),  # the value without its gradient
     "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
@@ -57,7 +60,7 @@ PRIMITIVES = {
     "or": ("ab", {}),
     "not": ("a", {}),
 }
-REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin"}  # as a spec calls them, of one argument
+REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin", "prod": "rowprod"}  # as a spec calls them, of one argument
 OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)
@@ -72,7 +75,7 @@ TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin"
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
 WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
-ROW_WORDS = ["mean", "pick", "stop", "sum"]  # beside max and min of one argument
+ROW_WORDS = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 

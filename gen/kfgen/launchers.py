@@ -65,7 +65,7 @@ def files(selection, user=None):
             functions = _functions(kernel, [a for a in kernel.acts if not (installed and a.builtin)], user)
             if not functions:
                 continue
-            if kernel.sums and not installed:  # with the op: it is the same for every activation
+            if kernel.scratch and not installed:  # with the op: it is the same for every activation
                 functions.append(_workspace(kernel, user))
             file = found[kernel.dtypes[0]]
             file.functions += functions

@@ -31,11 +31,11 @@ def function(launcher, user=None):
         "header": f"{folder}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
-        "workspace": k.workspace if k.sums else None, "cpu_workspace": k.cpu_workspace if k.sums else None,
+        "workspace": k.workspace if k.scratch else None, "cpu_workspace": k.cpu_workspace if k.scratch else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "bytes": sum(s.dtype.size * len(s.parts) for s in moved), "flops": k.flops,
-        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "source": k.op.source,
+        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
         "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since}
 
 
@@ -89,7 +89,7 @@ def clashes(selection, user=None):
             what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}"
             take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)
-        if k.sums:
+        if k.scratch:
             take_both(k.workspace, f"op `{k.op.pattern}`")
             take(k.cpu_workspace, f"op `{k.op.pattern}`", cpu=True)
     return found

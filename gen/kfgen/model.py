@@ -410,7 +410,12 @@ class Kernel:
 
     @property
     def workspace_arguments(self):
-        return [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")] if self.sums else []
+        return [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")] if self.scratch else []
+
+    @property
+    def scratch(self):
+        """Whether there is a workspace."""
+        return bool(self.sums)
 
     @property
     def title(self):
@@ -775,4 +780,5 @@ class ActCode:
         return lines, text, graph.variables([root])
 
 
-import kfgen.rows  # noqa: E402, F401 (registers its family; it needs what stands above)
+import kfgen.reduce  # noqa: E402, F401 (these register their families, and need what stands above)
+import kfgen.rows  # noqa: E402, F401

@@ -24,8 +24,8 @@ def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
     return "_".join(w for w in words if w)
 
 
-def workspace(pattern, dtypes, cpu=False):
-    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, "none"), "bwd", dtype_words(dtypes), "workspace_bytes") if w)
+def workspace(pattern, dtypes, cpu=False, bwd=True):
+    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, "none"), "bwd" if bwd else "", dtype_words(dtypes), "workspace_bytes") if w)
 
 
 def scalar(word, bwd=False, double=False):

@@ -42,6 +42,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _reduce(a):
+    a = a if isinstance(a, Tape) else Tape(a)
     return Tape(np.sum(a.value, -1, keepdims=True), [(a, lambda d: np.broadcast_to(d, a.value.shape))])
 
 
@@ -54,7 +55,16 @@ def _extreme(a, b, word):
     return Tape(y, [(a, lambda d: np.where(ties, d / np.maximum(ties.sum(-1, keepdims=True), 1), 0.0))])
 
 
-WORDS = {"sum": _reduce, "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
+def _product(a):
+    def rule(d):  # what is left of the product without each element
+        others = [np.prod(np.delete(a.value, i, -1), -1) for i in range(a.value.shape[-1])]
+        return d * (np.stack(others, -1) if others else np.zeros_like(a.value))
+
+    return Tape(np.prod(a.value, -1, keepdims=True), [(a, rule)])
+
+
+WORDS = {"sum": _reduce, "prod": _product,
+         "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
          "min": lambda a, b=None: _extreme(a, b, "min")}
 
 
@@ -79,7 +89,8 @@ def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
         for n in in_order(op.refs):
             values |= outputs | {name: Tape(v) for name, v in (stored or {}).items()}
             read = {name: values[name] for name in names_read(op.refs[n]) & set(values)}
-            outputs[n] = oracle._eval(op.refs[n], words | read)
+            found = oracle._eval(op.refs[n], words | read)
+            outputs[n] = found if isinstance(found, Tape) else Tape(found)
         return outputs, leaves
 
 
@@ -169,6 +180,14 @@ class Bound:
                     terms = np.abs(np.nan_to_num(np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))))
                     error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
                     error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * terms.sum(-1, keepdims=True) + tiny * count
+                elif node.op == "rowprod":
+                    term = np.broadcast_to(value[node.args[0]], np.broadcast_shapes(np.shape(value[node.args[0]]), (1, count)))
+                    logs = np.nan_to_num(np.log2(np.abs(term)), nan=0.0, posinf=0.0, neginf=0.0)
+                    # In another order a product may leave the range on its way.
+                    reach = np.maximum(logs.clip(0).sum(-1, keepdims=True), -logs.clip(max=0).sum(-1, keepdims=True))
+                    beyond = beyond | (reach > np.log2(largest) - 2)
+                    share = np.nan_to_num(args[0] / np.abs(term), posinf=0.0).sum(-1, keepdims=True) if np.ndim(args[0]) else args[0] * count
+                    error[i] = np.nan_to_num(np.abs(v), posinf=0.0) * (share + eps * (3 + count / 16)) + tiny  # near 1 roundings go the same way
                 elif node.op == "pick":  # an operand has no error
                     error[i] = np.zeros(())
                 elif node.op in ("rowmax", "rowmin"):

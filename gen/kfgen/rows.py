@@ -17,14 +17,14 @@ from kfgen.spec import SpecError, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}  # a compiler does not see that two of them are the same; nor what dropout has made
-CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN"}
+CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
 
 @dataclass
 class Reduction:
     name: str
-    word: str  # sum, max, min
+    word: str  # sum, max, min, prod
     text: str = ""  # of a term
 
     @property
@@ -135,10 +135,11 @@ def costly(graph, i):
     return node.op in COSTLY or (node.op == "where" and graph.nodes[node.args[0]].value == KEEP)
 
 
-def program(graph, roots, target, env, sums=(), keep=""):
+def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     """The passes that compute the roots {name: node}. env: how variables are spelled. sums: names of roots that are taken as soon
     as they can be, since what they are made of need not be kept then. keep: how a costly value that an earlier pass has computed is
-    spelled, with `name` for its name and {} for how it would be computed again, which it is without `keep`."""
+    spelled, with `name` for its name and {} for how it would be computed again, which it is without `keep`. each: how a row's value is
+    spelled where it is read, {} is its name."""
     nodes = list(roots.values())
     reach = graph.reachable(nodes)
     stage = stages(graph, nodes)
@@ -153,10 +154,11 @@ def program(graph, roots, target, env, sums=(), keep=""):
     wanted |= {i for i in nodes if graph.level(i) == ROW}
     wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
     name = {i: f"row{k}" for k, i in enumerate(wanted)}
+    spelled = {i: each.format(n) for i, n in name.items()}
 
     def between(d):
         found = [i for i in wanted if i not in stage and depth[i] == d]
-        done = {i: n for i, n in name.items() if depth[i] < d or (i in stage and depth[i] == d)}
+        done = {i: n for i, n in spelled.items() if depth[i] < d or (i in stage and depth[i] == d)}
         lines, texts = emit(graph, found, replace(target, cheap=frozenset()), env, fixed=done)  # once a row: exact costs nothing
         return Step(lines, list(zip((name[i] for i in found), texts)))
 
@@ -169,7 +171,7 @@ def program(graph, roots, target, env, sums=(), keep=""):
     early = [{n: i for n, i in roots.items() if n in sums and depth[i] == d} for d in range(count)]
     last = {n: i for n, i in roots.items() if graph.level(i) == ELEM and not any(n in e for e in early)}
     work = [[*terms[d], *early[d].values()] for d in range(count)] + [list(last.values())]
-    done = [{i: n for i, n in name.items() if depth[i] <= d} for d in range(count)] + [name]
+    done = [{i: n for i, n in spelled.items() if depth[i] <= d} for d in range(count)] + [spelled]
     home, kept = {}, {}  # the pass that computes a costly value first; those that others read
     for d in range(count + 1) if keep else ():
         for i in reads(graph, work[d], done[d]):
@@ -189,7 +191,7 @@ def program(graph, roots, target, env, sums=(), keep=""):
         passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps))
         first += len(terms[d])
     lines, texts, read = code(count)
-    found = dict(zip(last, texts)) | {n: name.get(i, graph.nodes[i].value) for n, i in roots.items() if graph.level(i) == ROW}
+    found = dict(zip(last, texts)) | {n: spelled.get(i, env.get(graph.nodes[i].value, "")) for n, i in roots.items() if graph.level(i) == ROW}
     return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()))
 
 

@@ -31,7 +31,8 @@ FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
 # Of each family, the kinds of its operands. row: one value per column; per_row: one per row.
-FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row")}
+FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row"), "reduce": ("elem",)}
+REDUCING = ("row", "reduce")  # whose expressions reduce over a row; reduce: over any axis, and to nothing but that
 USER_ID = 1024  # the first id of users' own activations
 INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
@@ -43,7 +44,8 @@ DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
-    "act", "act_bwd", "ahead", "args", "at", "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
+    "act", "act_bwd", "ahead", "args", "at", "axis",
+    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
     "i", "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
     "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed",
     "shared", "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
@@ -139,6 +141,7 @@ class Op:
     builtin: bool
     family: str = "map"
     saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
 
@@ -310,7 +313,7 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("name", f"`{pattern}` is not a pattern", "use lower-case words joined by underscores, one of them may be {act}")
     if pattern in spec.ops:
         raise f.error("name", f"`{pattern}` is already defined in {spec.ops[pattern].file}", "choose another name")
-    family = f.get("family", str, "map", what='"map" or "row"')
+    family = f.get("family", str, "map", what='"map", "row" or "reduce"')
     if family not in FAMILIES:
         raise f.error("family", f"is {family!r}", f"the families are: {', '.join(FAMILIES)}")
     scalars = _scalars(f)
@@ -339,6 +342,7 @@ def _load_op(spec, file, pattern, f, builtin):
     op = Op(
         pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs, family=family,
         saved=saved, grads=grads,
+        empty=f.get("empty", str, "value", what='"value" or "error"'),
         brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),
         without=tuple(f.get("without", list, [], what='["none"]')),
@@ -350,6 +354,8 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
     if op.types not in ("one", "pairs", "weights"):
         raise f.error("types", f"is {op.types!r}", 'write "one", "pairs" or "weights"')
+    if op.empty not in ("value", "error") or (op.empty == "error" and family != "reduce"):
+        raise f.error("empty", f"is {op.empty!r}", 'write "value", or "error" in an op of family = "reduce" that has no value then')
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
         raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, an operand has dtype = "U"')
     spec.ops[pattern] = op
@@ -359,12 +365,12 @@ def _row_fields(f, family, taken, operands):
     """What ops over rows have beside the others: (saved, grads)."""
     saved = f.get("saved", dict, {}, what='{ rstd = "an expression that is the same for a row" }')
     grads = f.get("grads", dict, {}, what='{ x = "an expression of the operands, the results and their gradients" }')
-    if family != "row" and (saved or grads):
+    if (family != "row" and saved) or (family not in REDUCING and grads):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
         for name in ROW_NAMES:
-            if family == "row" and name in given:
+            if family in REDUCING and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
     for field_, table in (("saved", saved), ("grads", grads)):
         for name, text in table.items():
@@ -413,7 +419,7 @@ def _operands(f, scalars, family):
         if absent is not None and not _in_every_dtype(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
-        others = {"map": ("acc",), "row": ("acc", "U")}[family] if operand.kind not in ("elem", "half") else ()
+        others = {"map": ("acc",), "row": ("acc", "U"), "reduce": ()}[family] if operand.kind not in ("elem", "half") else ()
         others += ("i64",) if operand.kind == "per_row" and not operand.grad else ()
         if operand.dtype not in ("T", *others):
             fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U", and a "per_row" with '
@@ -480,10 +486,10 @@ def op_graph(op):
     """The op's graph: (graph, {name: node} of what it reads and of what is saved, {output: node}). An output over elements that
     another expression reads is a `stored` node there, which has the output's name."""
     levels = {o.name: ROW for o in op.operands if o.kind == "per_row"} | dict.fromkeys(op.scalars, UNIFORM)
-    graph = Graph(levels if op.family == "row" else None)
+    graph = Graph(levels if op.family in REDUCING else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
-    env |= {name: graph.var(name) for name in (*op.scalars, *((COLUMN, COUNT) if op.family == "row" else ()))}
-    extra = {"dropout": None} | ({"act": None} if op.has_act else {})
+    env |= {name: graph.var(name) for name in (*op.scalars, *{"map": (), "row": (COLUMN, COUNT), "reduce": (COUNT,)}[op.family])}
+    extra = ({} if op.family == "reduce" else {"dropout": None}) | ({"act": None} if op.has_act else {})
     if op.family == "map":
         return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
     outs, known = {}, dict(env)
@@ -520,13 +526,13 @@ def _check_expressions(op):
     field_ = "expr"
     try:
         graph, env, outputs = op_graph(op)
-        if op.family == "row":
+        if op.family in REDUCING:
             _check_rows(op, graph, env, outputs)
         used = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
         for o in op.operands:
             if not used & set(o.values):
                 raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
-        if op.family == "row" and any(o.grad for o in op.operands):
+        if op.family in REDUCING and any(o.grad for o in op.operands):
             op_gradients(replace(op, grads={}), *op_graph(op))
             field_ = "grads"
             _check_grads(op, *op_graph(op))
@@ -536,7 +542,7 @@ def _check_expressions(op):
     if op.has_act and not graph.uses("act", outputs.values()):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
     if op.ints:
-        if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands) or op.family == "row":
+        if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands) or op.family in REDUCING:
             raise SpecError(op.file, f"op.{op.pattern}", "ints", "needs elem operands alone, without scalars, dropout and rows", "drop ints")
         _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
 
@@ -558,9 +564,11 @@ def _check_rows(op, graph, env, outputs):
     for name, node in outputs.items():
         if graph.level(node) == UNIFORM:
             raise wrong("expr", f"`{name}` reads no tensor", "write an expression of the operands")
+        if graph.level(node) == ELEM and op.family == "reduce":
+            raise wrong("expr", f"`{name}` differs along the axis", 'reduce it, or write family = "row" for a result of elements')
     roots = [*outputs.values(), *(env[n] for n in op.saved)]
     if not stages(graph, roots) and not graph.uses("pick", roots):
-        raise wrong("expr", "reduces nothing over a row and picks nothing from it", 'leave out family = "row"')
+        raise wrong("expr", "reduces nothing over a row and picks nothing from it", f'leave out family = "{op.family}"')
 
 
 def _check_grads(op, graph, env, outputs):

@@ -62,8 +62,9 @@ def test_counted_calls_are_known():
     assert counting.LAUNCH in counting.CALLS and counting.ALLOWED & set(counting.CALLS) == {counting.LAUNCH, counting.SETUP}
 
 
+CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
 LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
-                  if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu")}.values())
+                  if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu") and f["op"] not in CONSTANT}.values())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,8 @@ def test_large_on_small_tensors(bf16, gpu, f):
             result = self.lib.call(f, given)
             for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
                 if a["role"] != "in" and given.get(a["name"]) and a.get("kind") in ("elem", "half", "per_row"):
-                    width = {"half": 2 * f_row(f, given), "per_row": 1}.get(a["kind"], f_row(f, given))
+                    width = {"half": 2 * f_row(f, given), "per_row": int(
+                        checks.np.prod([given[s] for s in f["sizes"][2:]]))}.get(a["kind"], f_row(f, given))
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
                     self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], step)
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):

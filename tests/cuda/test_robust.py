@@ -66,6 +66,7 @@ def test_memory_stays(gpu, lib):
 def test_repeated(gpu, lib, f):
     """Sums are split by shape: more shapes for them."""
     shapes = robust.LARGE[len(f["sizes"])] if f["workspace"] else robust.LARGE[len(f["sizes"])][:1]
+    shapes = shapes + (robust.PARTED if f["family"] == "reduce" else [])
     for sizes, shift in shapes:
         robust.repeated(gpu, lib, f, sizes, shift)
 

@@ -5,7 +5,7 @@ of every GPU, and a launch's own status as the result."""
 import hostcuda
 import pytest
 import toolkit
-from refusals import BUILD, CUDA, FUNCTIONS, NO_KERNEL_IMAGE, UNSUPPORTED, Call, tensors_of
+from refusals import BUILD, CUDA, FUNCTIONS, NO_KERNEL_IMAGE, PARTS, UNSUPPORTED, Call, most_launches, tensors_of
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
@@ -14,7 +14,7 @@ NO_DRIVER, NO_IMAGE, INVALID_FUNCTION, NO_MEMORY = 35, 209, 98, 2
 
 @pytest.fixture(scope="module")
 def cuda():
-    return hostcuda.build(FUNCTIONS, BUILD)
+    return hostcuda.build(FUNCTIONS, BUILD, flags=PARTS)
 
 
 def test_the_callers_stream(cuda, functions):
@@ -23,7 +23,7 @@ def test_the_callers_stream(cuda, functions):
         before = cuda.seen.count
         assert cuda.call(f, call.values, STREAM) == 0
         seen = cuda.seen
-        assert seen.count - before == 1 + bool(f["workspace"]) and seen.stream == STREAM, f["name"]
+        assert 1 + bool(f["workspace"]) <= seen.count - before <= most_launches(f) and seen.stream == STREAM, f["name"]
         threads = seen.block[0] * seen.block[1] * seen.block[2]
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
         assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
@@ -98,7 +98,7 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
         call = Call(cuda, f).set(**dict(zip(f["sizes"], LARGE[len(f["sizes"])])))
         for i, a in enumerate(tensors_of(f)):
             call.set(**{a["name"]: (i + 1) * 2**52})
-        if f["workspace"]:  # these walk down the rows: a launch of few blocks
+        if f["workspace"] and f["family"] != "reduce":  # these walk down the rows: a launch of few blocks
             call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
         else:
             got = cuda.call(f, call.values)

@@ -2,7 +2,7 @@
 """The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused; where no
 sum is wanted it is not looked at."""
 
-from refusals import EXTENTS, FUNCTIONS, OVERLAP, WORKSPACE, Call, item, outputs, sums, tensors_of
+from refusals import FUNCTIONS, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of
 
 
 def with_workspace(functions):
@@ -11,7 +11,7 @@ def with_workspace(functions):
 
 def test_who_has_one():
     """The tests below are about something."""
-    assert len(with_workspace(FUNCTIONS)) > 300 and all(bool(f["workspace"]) == bool(sums(f)) for f in FUNCTIONS)
+    assert len(with_workspace(FUNCTIONS)) > 300 and all(bool(f["workspace"]) == bool(sums(f)) for f in FUNCTIONS if f["family"] != "reduce")
 
 
 def test_missing_small_misaligned(lib, functions):
@@ -33,7 +33,7 @@ def test_missing_small_misaligned(lib, functions):
 
 
 def test_not_wanted_not_needed(lib, functions):
-    for f in with_workspace(functions):
+    for f in [f for f in with_workspace(functions) if sums(f)]:
         rest = set(outputs(f)) - set(sums(f))
         Call(lib, f).set_all(sums(f), None).set(workspace=None, workspace_bytes=0).accepts("no sum and no workspace", rest)
         first = tensors_of(f)[0]["name"]
@@ -77,7 +77,7 @@ def test_only_what_is_used_must_be_apart(lib, functions):
 def test_query(lib, functions):
     """Nonsense sizes ask for nothing; the size does not shrink when a tensor grows."""
     for f in with_workspace(functions):
-        sizes = list(EXTENTS[len(f["sizes"])])
+        sizes = list(extents(f))
         assert lib.workspace_bytes(f, [-1] + sizes[1:]) == 0
         assert lib.workspace_bytes(f, [2**62] * len(sizes)) == 0
         assert lib.workspace_bytes(f, [4096] + sizes[1:]) >= lib.workspace_bytes(f, sizes)

@@ -81,6 +81,8 @@ def verdict(f, values, workspace_needed):
     summed = [a for a in tensors_of(f) if a["role"] == "sum"]
     if not any(count(a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
+    if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
+        return INVALID_SIZE, "axis"
     operands = operands_of(f, values, sizes)
     for i, o in enumerate(operands):
         if not o.at and not o.nullable and o.elements:
@@ -91,7 +93,7 @@ def verdict(f, values, workspace_needed):
             out, other = (o, before) if o.out else (before, o)
             if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
                 return OVERLAP, out.name
-    if any(values[a["name"]] for a in summed) and workspace_needed:
+    if (f["family"] == "reduce" or any(values[a["name"]] for a in summed)) and workspace_needed:
         workspace = values["workspace"] or 0
         if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
             return WORKSPACE, "workspace"

@@ -8,6 +8,7 @@ import re
 import pytest
 from kfgen import names, spec
 from kfgen.cli import main
+from kfgen.expr import REDUCTIONS
 from kfgen.manifest import build
 from kfgen.render import ROOT, Renderer, Selection
 
@@ -74,7 +75,9 @@ FAMILY = {
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
-    "cross_entropy_with_grad": (0, True, 4, False)}
+    "cross_entropy_with_grad": (0, True, 4, False),
+    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "sum_squared", "mean_abs", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
+    "any_nonfinite": (0, True, 4, False)}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
@@ -132,6 +135,13 @@ operands = { zza = "elem", zzc = "channel" }
 scalars = { zzs = 2.0 }
 expr = "act(zza * exp(zzc * zzs))"
 ref = "act(zza * np.exp(zzc * zzs))"
+[op."reduced_{act}"]
+family = "reduce"
+brief = "an axis"
+operands = { zza = "elem", zzb = "elem" }
+scalars = { zzs = 2.0 }
+expr = "mean(act(zza - max(zzb * zzs)))"
+ref = "mean(act(zza - max(zzb * zzs)))"
 """
 # Types and words of the languages and of kf, which stand for themselves.
 IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
@@ -144,7 +154,7 @@ def test_reserved_words_are_complete(tmp_path, ext):
     path.write_text(OWN)
     files = Renderer(Selection(spec.load([path]))).render()
     found = set()
-    for stem in ("own", "halved", "planes", "add", "cast", "act_dropout"):
+    for stem in ("own", "halved", "planes", "reduced", "add", "cast", "act_dropout"):
         text = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"", " ", files[f"kf/ops/{stem}{ext}"], flags=re.S)
         text = re.sub(r"^#(?!pragma unroll).*$", " ", text, flags=re.M)
         found |= {w for w in re.findall(r"(?<![\w.])(?<!->)(?<!::)[a-z_]\w*", text) if not w.startswith(("kf_", "kfi_", "kfk_")) and "zz" not in w}
@@ -160,7 +170,7 @@ def test_no_template_names_an_op_or_an_activation():
     """Templates know capabilities, never names."""
     loaded = spec.load()
     words = {names.stem(p) for p in loaded.ops} - {"act"} | {p for p in loaded.ops} - {"{act}"} | set(ACTIVATIONS)
-    words -= {"scale", "cast"}  # C words of their own: kfi_cast, keep_scale
+    words -= {"scale", "cast", *REDUCTIONS, "mean"}  # words of their own: kfi_cast, keep_scale; in comments, the language's
     for path in sorted((ROOT / "templates").rglob("*.j2")):
         text = re.sub(r"{#.*?#}", "", path.read_text(), flags=re.S)
         for word in words:

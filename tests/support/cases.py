@@ -25,6 +25,13 @@ LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 20
          [(2, 5001), 0], [(2, 3001), 0]]
 LONG = [[(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2, 40000), 0], [(2, 40001), 1], [(2, 70000), 0], [(2, 70001), 0],
         [(1, 262144), 0], [(1, 200001), 0], [(1, 530000), 0], [(1, 530001), 0]]
+# Over an axis: by lanes of a warp, by a block, in parts, down columns, of which some are no whole vector; in C strips that hold several
+# places of the axis; parts of a few hundred elements in the emulation, of 65,536 in C.
+REDUCED = [[(5, 7, 3), 0], [(1, 1000, 1), 1], [(3, 70, 64), 0], [(5, 0, 3), 0], [(0, 7, 3), 0], [(2, 1, 5), 0], [(40, 8, 1), 0], [(3, 300, 1), 0],
+           [(2, 10000, 1), 0], [(2, 3001, 1), 1], [(1, 700, 20), 0], [(2, 0, 1), 0], [(1, 7, 300), 1], [(9, 2, 33), 0], [(1, 5000, 40), 0],
+           [(1, 140000, 1), 0]]
+REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128, 1000, 5000) for i in (1, 2, 3, 8, 63, 64, 65, 260)]
+REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 9000, 4100), 0]]
 WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
 SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]]}
@@ -38,7 +45,10 @@ def whole_table(f):
 
 def shapes(f):
     base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2)}[len(f["sizes"])]
-    base = base + SUMS[len(f["sizes"])] if f["workspace"] else base
+    if f["family"] == "reduce":
+        base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
+    elif f["workspace"]:
+        base = base + SUMS[len(f["sizes"])]
     base = base + LINES if f["family"] == "row" and whole_table(f) else base
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
@@ -46,7 +56,8 @@ def shapes(f):
 def runs(f, long=False):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
-    found, more = [], LONG + (WALKED if whole_table(f) else []) if long and f["family"] == "row" else []
+    lengthy = {"row": LONG + (WALKED if whole_table(f) else []), "reduce": REDUCED_LONG}
+    found, more = [], lengthy.get(f["family"], []) if long else []
     for i, (sizes, shift) in enumerate(shapes(f) + more):
         one = (VALUES[0 if [sizes, shift] in SUMS.get(len(sizes), []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:

@@ -86,11 +86,13 @@ def bound_of(pattern, dtypes, bwd, act, files=()):
 
 
 def shape_of(sizes, kind):
-    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner."""
+    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner."""
     if kind == "half":
         return (sizes[0], 2 * sizes[1])
-    if kind in ("row", "channel", "per_row"):
-        return (sizes[kind != "per_row"],)
+    if kind == "per_row":
+        return (*sizes[:1], *sizes[2:])
+    if kind in ("row", "channel"):
+        return (sizes[1],)
     return tuple(sizes)
 
 
@@ -134,7 +136,7 @@ class Layout:
         self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"
         rng = np.random.default_rng([seed, *self.sizes, len(f["name"])])
         self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
-        self.rows = f["family"] == "row"
+        self.rows = f["family"] != "map"
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
         self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
         alias = dict(inplace)
@@ -143,7 +145,7 @@ class Layout:
             shape = shape_of(sizes, a["kind"])
             if a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
-                array = row_checks.draw(rng, shape, a, mode, sizes[1]) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
+                array = row_checks.draw(rng, self, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
             else:
                 array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
             self.data[name] = array

@@ -82,7 +82,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
         for name, a in call.tensors.items():
             if not robust.batch_axis(a) or given[name] is None:
                 continue
-            item, width = call.data[name].itemsize, {"half": 2 * row, "per_row": 1}.get(a["kind"], row)
+            item, width = call.data[name].itemsize, {"half": 2 * row, "per_row": int(np.prod(rest[1:]))}.get(a["kind"], row)
             count = (first + behind) * width
             at = gpu.malloc(count * item + GUARD)
             owned.append(at)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of functions over rows: what their tensors hold, and what they should give (storage.py does the rest)."""
+"""The numbers of functions over rows, or over an axis, whose rows lie [outer, inner] side by side: what their tensors hold,
+and what they should give (storage.py does the rest)."""
 
 import functools
 
@@ -12,20 +13,40 @@ from kfgen.expr import KEEP, KEEP_SCALE, row_names
 from kfgen.spec import op_graph
 
 
-def draw(rng, shape, a, values, cols):
+def extent(call):
+    """(rows, cols)."""
+    return (call.sizes[0] * call.sizes[2], call.sizes[1]) if call.f["family"] == "reduce" else call.sizes
+
+
+def draw(rng, call, a, values):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
+    rows, cols = extent(call)
+    shape = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
     if a["dtype"] == "i64":  # labels, of which some are ignored
         return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
+    if a["kind"] == "elem" and any("prod(" in text for text in call.kernel.op.outputs.values()):  # near 1: the product keeps its range
+        sizes = np.exp2(rng.standard_normal(shape) * min(1.0, 60.0 / max(cols, 1))) * rng.choice([-1.0, 1.0], shape)
+        array = storage.from_float(np.where(rng.random(shape) < 0.2 / max(cols, 1), 0.0, sizes), a["dtype"])
     if a["kind"] == "elem" and values != "normal":
         array[::3] = storage.draw(rng, array[::3].shape, a["dtype"], values, a["positive"])
-    return array
+    return of_rows(call, array, a["kind"])
 
 
-def columns(array, kind):
+def of_rows(call, array, kind):
+    """From [rows, cols] to the tensor's shape."""
+    if call.f["family"] != "reduce":
+        return array
+    outer, axis, inner = call.sizes
+    return np.ascontiguousarray(array.reshape(outer, inner, axis).swapaxes(1, 2)) if kind == "elem" else array.reshape(outer, inner)
+
+
+def columns(call, array, kind):
     """As [rows, cols]."""
-    return array[:, None] if kind == "per_row" else array
+    if call.f["family"] == "reduce" and kind == "elem":
+        return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
+    return array.reshape(-1, 1) if kind == "per_row" else array
 
 
 def key(call):
@@ -46,23 +67,23 @@ def environment(call, data):
     env = dict(call.scalars) | {s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars}
     for s in call.kernel.inputs:
         if s.absent is not None and s.name in call.drop:
-            env[s.name] = np.full(call.sizes[1] if s.kind == "row" else 1, float(s.absent))
+            env[s.name] = np.full(extent(call)[1] if s.kind == "row" else 1, float(s.absent))
         else:
-            env[s.name] = columns(storage.to_float(data[s.name], s.dtype.word), s.kind)
+            env[s.name] = columns(call, storage.to_float(data[s.name], s.dtype.word), s.kind)
     return env | dict(zip((KEEP, KEEP_SCALE), call.mask()))
 
 
 def fill(call):
     """The backward's inputs that the forward makes, of the data that was drawn."""
     made = [s for s in call.kernel.inputs if s.name in call.kernel.op.saved or s.name in call.kernel.op.outputs]
-    if not call.kernel.bwd or not made or not call.sizes[1]:
+    rows_, cols = extent(call)
+    if not call.kernel.bwd or not made or not cols:
         return
     graph, nodes = _forward(*key(call))
-    env = environment(call, call.data) | row_names(call.sizes[1], np)
+    env = environment(call, call.data) | row_names(cols, np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
-        shape = call.data[s.name].shape
-        value = np.broadcast_to(value, (call.sizes[0], 1 if s.kind == "per_row" else call.sizes[1])).reshape(shape)
+        value = np.broadcast_to(value, (rows_, 1 if s.kind == "per_row" else cols)).reshape(call.data[s.name].shape)
         call.data[s.name] = np.ascontiguousarray(storage.from_float(value, s.dtype.word))
 
 
@@ -81,11 +102,11 @@ def from_nan(bound, env, cols):
 
 
 def check(call, got, weights=None):
-    kernel, (count, cols) = call.kernel, call.sizes
+    kernel, (count, cols) = call.kernel, extent(call)
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     eps, tiny, largest = storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2]
     env, bound = environment(call, call.data), _bound(*key(call))
-    stored = {n: columns(storage.to_float(got[n], kernel.dtype.word), "elem") for n in rows.stored(kernel.graph).values()}
+    stored = {n: columns(call, storage.to_float(got[n], kernel.dtype.word), "elem") for n in rows.stored(kernel.graph).values()}
     env |= stored
     found, beyond = bound.evaluate(env, cols, eps, tiny, largest / 4)
     finite = np.ones((count, 1), bool)
@@ -116,7 +137,7 @@ def check(call, got, weights=None):
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms
-        own = own.reshape(want.shape)
+        own = columns(call, own, s.kind).reshape(want.shape)
         # The error that `found` came with is all of the bound: compare's scale is it in units of eps, slope one for what is
         # subnormal when it is stored. Its `top` excuses results of intermediates that left the range: 0, since those are skipped.
         with np.errstate(over="ignore"):

@@ -22,6 +22,11 @@ SHAPES = {1: [((1003,), 0), ((61,), 1), ((32773,), 0)],
           3: [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)]}
 # Of ops over rows: several rows for each block that walks down them, of several warps; a cluster of blocks.
 LONG = [((601, 1000), 0), ((3, 40000), 0)]
+PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
+
+
+def shapes(f):
+    return SHAPES[len(f["sizes"])] + {"row": LONG, "reduce": PARTED}.get(f["family"], [])
 
 
 class Runtime:
@@ -70,7 +75,7 @@ def run(lib, runtime, f, sizes, shift):
 def main(library, shard, shards):
     lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
     for f in selection.kernels()[int(shard)::int(shards)]:
-        for sizes, shift in SHAPES[len(f["sizes"])] + (LONG if f["family"] == "row" else []):
+        for sizes, shift in shapes(f):
             run(lib, runtime, f, sizes, shift)
             calls += 1
     print(f"{calls} calls")

@@ -28,6 +28,7 @@ struct kfi_line {
 #define KFI_SUM 0
 #define KFI_MAX 1
 #define KFI_MIN 2
+#define KFI_PROD 3
 #ifndef KFI_LINE_BLOCK // set for tuning alone
 #define KFI_LINE_BLOCK 128     // threads of a block that has several rows
 #define KFI_LINE_SUM_BLOCK 256 // where gradients are added up
@@ -186,9 +187,9 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
 
 // What float and double have in common.
 #define KFI_LINE_WORDS(type, f) \
-    KFI_DEVICE type kfi_join(int word, type a, type b) { return word == KFI_SUM ? a + b : word == KFI_MAX ? kfi_max_##f(a, b) : kfi_min_##f(a, b); } \
+    KFI_DEVICE type kfi_join(int word, type a, type b) { return word == KFI_SUM ? a + b : word == KFI_PROD ? a * b : word == KFI_MAX ? kfi_max_##f(a, b) : kfi_min_##f(a, b); } \
     /* Of no terms. */ \
-    KFI_DEVICE void kfi_nothing(int word, type *v) { *v = word == KFI_SUM ? 0 : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000); } \
+    KFI_DEVICE void kfi_nothing(int word, type *v) { *v = word == KFI_SUM ? 0 : word == KFI_PROD ? 1 : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000); } \
     /* Of `lanes` neighbours, each of them has the result. Written out: a loop would take three times as many instructions. */ \
     template <int words, int lanes, int count> KFI_DEVICE void kfi_line_shuffle(type (&v)[count]) \
     { \

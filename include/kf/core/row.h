@@ -32,6 +32,10 @@ KFI_INLINE float kfi_cpu_sum_f32(float a, float b) { return a + b; }
 KFI_INLINE double kfi_cpu_sum_f64(double a, double b) { return a + b; }
 KFI_FOLD(sum_f32, float, 0.0f, kfi_cpu_sum_f32)
 KFI_FOLD(sum_f64, double, 0.0, kfi_cpu_sum_f64)
+KFI_INLINE float kfi_cpu_prod_f32(float a, float b) { return a * b; }
+KFI_INLINE double kfi_cpu_prod_f64(double a, double b) { return a * b; }
+KFI_FOLD(prod_f32, float, 1.0f, kfi_cpu_prod_f32)
+KFI_FOLD(prod_f64, double, 1.0, kfi_cpu_prod_f64)
 KFI_FOLD(max_f32, float, -(float)INFINITY, kfi_cpu_max_f32)
 KFI_FOLD(max_f64, double, -(double)INFINITY, kfi_cpu_max_f64)
 KFI_FOLD(min_f32, float, (float)INFINITY, kfi_cpu_min_f32)

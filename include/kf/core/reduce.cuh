@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/reduce.cuh: the schedule of the reduce family: [outer, axis, inner] to [outer, inner].
+//
+// flat     inner = 1. Some lanes of a warp, or all threads of a block, share the axis in vectors that lie as many vectors apart.
+// columns  inner > 1. A thread has a vector of columns, and walks down the axis; others of its block have the rows between.
+//
+// A long axis is shared out among blocks in parts. A pass is a launch then, which leaves a partial result for each part, and one
+// that joins them: columns of parts, by the same kernel. What is reduced is as long as a reduction of one pass reads it once; later
+// passes, and gradients, read it again, from the L2 cache where it fits.
+//
+// Which thread adds up which elements in which order depends on axis and inner alone: not on outer, nor on alignment, which only
+// decides how wide an access is. So a result's bits depend on nothing else either.
+#ifndef KF_CORE_REDUCE_CUH
+#define KF_CORE_REDUCE_CUH
+
+#include "kf/core/row.cuh"
+
+#ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
+#define KFI_REDUCE_THREADS 256
+#endif
+#define KFI_REDUCE_ALL -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass + 1, joins the parts
+
+// The work of a launch.
+struct kfi_reduce {
+    kf_i64 outer, axis, inner; // of what it reads: where parts are joined 1, parts, results
+    kf_i64 count;              // elements that a result is made of
+    kf_i64 length;             // of the axis in a part
+    kf_i64 results;            // outer * inner of the call
+    void *partial, *done;      // partial[reduction of the pass][part][result], done[reduction][result]
+    unsigned parts, tiles;     // of the axis; of inner, in columns
+    int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: 0); as powers of two
+    int flat, stage;
+};
+
+#ifdef KFI_DEVICE_PASS
+// Where a thread is. Its vectors begin at start + i * step for i < loops; they have `left` elements, the last one `last`.
+struct kfi_reduce_at {
+    kf_i64 start, step, loops, full; // full: how many of them are whole vectors
+    kf_i64 result;                   // the first of its `results` results
+    unsigned part;
+    int left, last, results, writes; // writes: whether it is the thread that writes them
+};
+template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g)
+{
+    constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
+    const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
+    const unsigned rest = blockIdx.x / g.tiles, tile = blockIdx.x - rest * g.tiles;
+    kfi_reduce_at at = {};
+    at.part = rest % g.parts;
+    const kf_i64 o = (kf_i64)(rest / g.parts) * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
+    const kf_i64 begin = (kf_i64)at.part * g.length, end = begin + g.length < g.axis ? begin + g.length : g.axis;
+    if (o >= g.outer) return at;
+    if (g.flat) {
+        const kf_i64 first = begin + x * vec;
+        at.step = vec << g.x;
+        at.loops = first < end ? (end - first - 1 >> (g.x + log)) + 1 : 0;
+        at.start = o * g.axis + first;
+        at.left = vec;
+        at.last = at.loops > 0 && end - first - (at.loops - 1) * at.step < vec ? (int)(end - first - (at.loops - 1) * at.step) : vec;
+        at.result = o;
+        at.results = 1;
+        at.writes = x == 0;
+    } else {
+        const kf_i64 column = (((kf_i64)tile << g.x) + x) * vec, row = begin + y, room = g.inner - column;
+        at.left = at.last = room < vec ? (room < 0 ? 0 : (int)room) : vec;
+        at.step = g.inner << g.y;
+        at.loops = at.left > 0 && row < end ? (end - row - 1 >> g.y) + 1 : 0;
+        at.start = (o * g.axis + row) * g.inner + column;
+        at.result = o * g.inner + column;
+        at.results = at.left;
+        at.writes = y == 0;
+    }
+    at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
+    return at;
+}
+KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, kf_i64 i) { return i + 1 < at.loops ? at.left : i < at.loops ? at.last : 0; }
+template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_load(void *dst, const void *src, int left)
+{
+    if (whole && left == vec) kfi_copy<size * vec>(dst, src);
+    else kfi_line_load<size, vec, 0>(dst, src, left);
+}
+template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *dst, const void *src, int left)
+{
+    if (whole && left == vec) kfi_store<size * vec>(dst, src);
+    else kfi_line_store<size, vec, 0>(dst, src, left);
+}
+
+#define KFI_REDUCE_WORDS(type) \
+    /* What the threads have that share a result: all of them get it. */ \
+    template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g) \
+    { \
+        __shared__ type buffer[KFI_REDUCE_THREADS / 32][32][vec]; \
+        const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
+        if (g.flat) \
+            _Pragma("unroll") for (int by = vec / 2; by > 0; by /= 2) \
+                _Pragma("unroll") for (int e = 0; e < by; ++e) v[e] = kfi_join(word, v[e], v[e + by]); \
+        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
+        if (high > 5) { \
+            const int warps = 1 << (high - 5); \
+            __syncthreads(); \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) buffer[warp][lane][e] = v[e]; \
+            __syncthreads(); \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = buffer[warp & ~(warps - 1)][lane][e]; \
+            for (int w = 1; w < warps; ++w) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], buffer[(warp & ~(warps - 1)) + w][lane][e]); \
+        } \
+        if (g.flat) \
+            _Pragma("unroll") for (int e = 1; e < vec; ++e) v[e] = v[0]; \
+    } \
+    /* Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for that. */ \
+    template <int vec> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at) \
+    { \
+        const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start; \
+        for (kf_i64 i = 0; i < at.loops; ++i) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]); \
+    } \
+    template <int vec> KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
+    { \
+        if (at.writes) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e]; \
+    } \
+    template <int vec> KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
+    { \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = 0; \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+            if (g.flat ? at.results > 0 : e < at.results) v[e] = ((const type *)g.done)[row * g.results + at.result + (g.flat ? 0 : e)]; \
+    }
+KFI_REDUCE_WORDS(float)
+KFI_REDUCE_WORDS(double)
+#endif
+
+#ifdef KFI_HOST_PASS
+struct kfi_reducing {
+    kfi_name name;
+    kfi_arguments arguments;
+    const void *const *kernels; // {whole, single}
+    int passes, vec, acc_size;
+    int most, all; // reductions of a pass at most, and of all
+    bool bwd;
+    bool refuses; // an axis without elements
+};
+#ifndef KFI_REDUCE_LEAST // vectors of a thread in a part at least
+#define KFI_REDUCE_LEAST 8
+#endif
+
+KF_FN int kfi_log_up(kf_i64 n, int most)
+{
+    int log = 0;
+    while (log < most && ((kf_i64)1 << log) < n) ++log;
+    return log;
+}
+// By axis and inner alone.
+KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec)
+{
+    const int all = kfi_log_up(KFI_REDUCE_THREADS, 10);
+    kf_i64 parts = 1, unit = vec;
+    g->outer = outer;
+    g->axis = g->count = axis;
+    g->inner = inner;
+    g->results = outer * inner;
+    g->flat = inner == 1;
+    g->tiles = 1;
+    g->stage = KFI_REDUCE_ALL;
+    if (g->flat) {
+        const kf_i64 vectors = kfi_ceil(axis, vec);
+        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, 4), 5);
+        g->y = 0;
+        parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
+        unit = (kf_i64)KFI_REDUCE_THREADS * vec;
+    } else {
+        const kf_i64 vectors = kfi_ceil(inner, vec);
+        g->x = kfi_log_up(vectors, 5);
+        g->y = kfi_log_up(kfi_ceil(axis, 4), all - g->x);
+        const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << g->x);
+        g->tiles = tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
+        unit = (kf_i64)1 << g->y;
+        parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1, kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
+    }
+    g->length = kfi_ceil(kfi_ceil(axis, parts), unit) * unit;
+    g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
+    if (g->parts == 1) g->length = axis;
+}
+KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, int most, int all, int acc_size)
+{
+    if (!kfi_fits(outer, axis, inner)) return 0;
+    kfi_reduce g;
+    kfi_reduce_plan(&g, outer, axis, inner, vec);
+    return g.parts > 1 ? (size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size : 0;
+}
+KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
+{
+    // Threads that share no result are others' places.
+    const int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
+    if (blocks > 2147483647.0)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
+                        (long long)g.inner);
+    return kfi_launch(&m.name, m.kernels[whole ? 0 : 1], dim3((unsigned)blocks), (unsigned)threads, args, stream);
+}
+
+// args: the kernel's, of which g is one.
+KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner, kfi_reduce *g, void **args, void *workspace,
+                                 size_t workspace_bytes, cudaStream_t stream)
+{
+    const kf_i64 sizes[] = {outer, axis, inner};
+    kf_result_t result = kfi_check_sizes(&m.name, "outer axis inner", sizes, 3);
+    if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
+    if (axis == 0 && m.refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
+    const kfi_shape shape = {outer * inner, 0, axis};
+    kfi_operands operands;
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    if (result != KF_SUCCESS) return result;
+    kfi_reduce_plan(g, outer, axis, inner, m.vec);
+    const kfi_reduce plan = *g;
+    const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.most, m.all, m.acc_size) : 0;
+    result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
+    if (result != KF_SUCCESS) return result;
+    const kf_i64 row = inner > 1 ? inner : outer > 1 ? axis : m.vec;
+    const bool whole = operands.bits % 16 == 0 && row % m.vec == 0;
+    g->partial = workspace;
+    g->done = needed ? (char *)workspace + (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size : nullptr;
+    for (int pass = 0; needed && pass < m.passes; ++pass) {
+        g->stage = 2 * pass;
+        result = kfi_reduce_launch(m, *g, whole, args, stream);
+        if (result != KF_SUCCESS) return result;
+        // The order in which parts are joined depends on how many they are, not on how many results there are.
+        const kfi_reduce own = *g;
+        g->outer = 1;
+        g->axis = g->length = plan.parts;
+        g->inner = plan.results;
+        g->flat = 0;
+        g->y = kfi_log_up(kfi_ceil(plan.parts, 4), kfi_log_up(KFI_REDUCE_THREADS, 10));
+        g->x = kfi_clamp(kfi_log_up(KFI_REDUCE_THREADS, 10) - g->y, 0, 5);
+        g->tiles = (unsigned)kfi_ceil(kfi_ceil(plan.results, m.vec), (kf_i64)1 << g->x);
+        g->parts = 1;
+        g->stage = 2 * pass + 1;
+        result = kfi_reduce_launch(m, *g, false, args, stream);
+        *g = own;
+        if (result != KF_SUCCESS) return result;
+    }
+    if (needed && !m.bwd) return KF_SUCCESS; // the last that joined parts has written the results
+    g->stage = needed ? 2 * m.passes : KFI_REDUCE_ALL;
+    return kfi_reduce_launch(m, *g, whole, args, stream);
+}
+#elif !defined(__CUDACC_RTC__)
+KF_FN size_t kfi_reduce_workspace(kf_i64, kf_i64, kf_i64, int, int, int, int) { return 0; }
+#endif
+
+#endif
