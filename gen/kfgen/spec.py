@@ -60,6 +60,9 @@ RESERVED = {
     "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
 } | set(keyword.kwlist) | (set(PRIMITIVES) - OVER_ROWS) | {"dropout"}
 
+# And those of the reduce family's code alone.
+AXIS_NAMES = ("all", "block", "c", "codes", "context", "counts", "memcpy", "op", "stage", "stop", "unit", "walk", "whole")
+
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
 
 
@@ -369,7 +372,7 @@ def _row_fields(f, family, taken, operands):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
-        for name in ROW_NAMES:
+        for name in (*ROW_NAMES, *(AXIS_NAMES if family == "reduce" else ())):
             if family in REDUCING and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
     for field_, table in (("saved", saved), ("grads", grads)):
