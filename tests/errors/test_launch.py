@@ -101,6 +101,7 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
         if f["workspace"] and f["family"] != "reduce":  # these walk down the rows: a launch of few blocks
             call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
         else:
+            call.set(workspace_bytes=2**60, workspace=2**60)
             got = cuda.call(f, call.values)
             assert got == UNSUPPORTED, f"{f['name']}: {got} {cuda.detail}"
             assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail

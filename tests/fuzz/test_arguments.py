@@ -93,7 +93,8 @@ def verdict(f, values, workspace_needed):
             out, other = (o, before) if o.out else (before, o)
             if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
                 return OVERLAP, out.name
-    if (f["family"] == "reduce" or any(values[a["name"]] for a in summed)) and workspace_needed:
+    summed = [a for a in tensors_of(f) if a["role"] != "in"] if f["family"] == "reduce" else summed
+    if any(values[a["name"]] for a in summed) and workspace_needed:
         workspace = values["workspace"] or 0
         if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
             return WORKSPACE, "workspace"
