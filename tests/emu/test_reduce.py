@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over an axis beyond the numbers of those that there are: entries of a user's own, and bits that depend on axis and inner
+alone, in C and in the emulation of CUDA."""
+
+import checks
+import emulator
+import kflib
+import numpy as np
+import pytest
+import toolkit
+import user_ops
+
+OWN = """
+[op."distance_{act}"]
+family = "reduce"
+brief = "the sum of |act(x - y)|"
+operands = { x = "elem", y = "elem" }
+expr = "sum(abs(act(x - y)))"
+ref = "sum(np.abs(act(x - y)))"
+[op.moments]
+family = "reduce"
+brief = "mean and variance"
+operands = { x = "elem" }
+outputs = { centre = "mean(x)", spread = "d = x - mean(x); mean(d * d)" }
+refs = { centre = "mean(x)", spread = "mean((x - mean(x)) * (x - mean(x)))" }
+"""
+SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 130)]
+
+
+@pytest.fixture(scope="module", params=["cpu", "emu"])
+def built(request, include, tmp_path_factory):
+    """(the library, an arena, the spec file, functions): those above, and some of kf's own."""
+    folder = tmp_path_factory.mktemp("own")
+    path, _, functions = user_ops.load(OWN, folder, activations=["none", "silu"])
+    functions = [f for f in functions if f["op"] in ("distance_{act}", "moments") and f["dtypes"][0] in ("f32", "bf16")]
+    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "max") and f["dtypes"] == ["f32"]]
+    directories = [*include, folder]
+    if request.param == "cpu":
+        return kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories), checks.CpuMemory(), path, functions
+    if not toolkit.include():
+        pytest.skip("no CUDA headers")
+    lib = emulator.build(functions, folder / "lib", directories)
+    return lib, emulator.Memory(emulator.Emulator(lib)), path, functions
+
+
+def test_own_entries(built):
+    lib, memory, path, functions = built
+    own = [f for f in functions if f["op"] in ("distance_{act}", "moments")]
+    assert {(f["op"], f["bwd"], f["activation"]) for f in own} == {
+        (op, bwd, act) for op, acts in (("distance_{act}", ("none", "silu")), ("moments", ("none",))) for bwd in (False, True) for act in acts}
+    for f in own:
+        for i, sizes in enumerate(SIZES):
+            checks.run(lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,))
+
+
+@pytest.mark.parametrize("axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)])
+def test_bits(built, axis, inner):
+    """One result among many has the bits that it has alone, at another alignment, and from a tensor that is all of it."""
+    lib, memory, _, functions = built
+    for f in [f for f in functions if f["op"] in ("sum", "std")]:
+        many = checks.Layout(lib, f, (5, axis, inner))
+        want = many.outputs(memory.run(many.image, lambda base, f=f, many=many: lib.call(f, many.given(base)))[1])
+        for shift in (0, 1):
+            one = checks.Layout(lib, f, (1, axis, inner), shift=shift)
+            for name, a in one.tensors.items():
+                if a["role"] == "in":
+                    one.put(name, many.data[name][3:4])
+            result, back = memory.run(one.image, lambda base, f=f, one=one: lib.call(f, one.given(base)))
+            assert result == 0, lib.detail
+            assert all(np.array_equal(got[0].view(np.uint8), want[name][3].view(np.uint8)) for name, got in one.outputs(back).items()), f["name"]
+
+
+def test_nothing_has_no_largest(built):
+    """But a sum; as PyTorch has it."""
+    lib, memory, _, functions = built
+    total, largest = (next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "max"))
+    assert not checks.run(lib, memory, total, (2, 0, 3))["out"].any()
+    call = checks.Layout(lib, largest, (2, 0, 3))
+    assert lib.call(largest, call.given(memory.base)) == 2 and "axis is 0, expected 1 or more" in lib.detail
+    assert lib.call(largest, call.given(memory.base) | {"outer": 0}) == 0
