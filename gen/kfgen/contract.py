@@ -133,11 +133,14 @@ def cost(k):
 
 def errors(k):
     found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
+    if k.op.empty == "error" and not k.bwd:
+        found[1] += " (an axis of 0 too)"
     return f"Errors: {', '.join(found)}; CUDA also a launch's own."
 
 
 def workspace(k):
-    return f"workspace: kf_[cpu_]{k.workspace.removeprefix('kf_')}({', '.join(k.sizes)}), aligned to 16"
+    return f"workspace: kf_[cpu_]{k.workspace.removeprefix('kf_')}({', '.join(k.sizes)}), aligned to 16" + (
+        "; 0 bytes for a short axis" if k.family == "reduce" else "")
 
 
 # ---- the comment -------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ def built(request, include, tmp_path_factory):
     functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "max") and f["dtypes"] == ["f32"]]
     directories = [*include, folder]
     if request.param == "cpu":
-        return kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories), checks.CpuMemory(), path, functions
+        lib = kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories)
+        return lib, checks.CpuMemory(), path, functions
     if not toolkit.include():
         pytest.skip("no CUDA headers")
     lib = emulator.build(functions, folder / "lib", directories)

@@ -30,6 +30,10 @@ def row(name="share", **change):
     return entry("op", f'"{name}"', ROW, change)
 
 
+def reduce(**change):
+    return entry("op", '"total"', ROW | {"family": '"reduce"', "expr": '"sum(x)"', "ref": '"sum(x)"'}, change)
+
+
 def weight(of, **change):
     """An op over rows with another operand w."""
     return row(operands=f'{{ x = "elem", w = {of} }}', expr='"x * w / sum(x)"', **change)
@@ -121,6 +125,17 @@ CASES = {
                                   f"`{name}` cannot be used", "lower-case word")
        for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "stride", "more", "width", "state",
                     "u", "e", "j", "int", "class", "lambda", "exp", "act", "x_v", "x_n", "t0", "row1", "Upper")},
+    # Reductions over an axis.
+    "reduced to elements": (reduce(expr='"x / sum(x)"'), "op.total", "expr", "`out` differs along the axis", 'family = "row"'),
+    "nothing reduced over an axis": (reduce(expr='"x"'), "op.total", "expr", "`out` differs along the axis", "reduce it"),
+    "another kind over an axis": (reduce(operands='{ x = "elem", w = "row" }', expr='"sum(x * w)"'), "op.total", "operands", "w is {'kind': 'row'}",
+                                  "give it a kind: elem"),
+    "saved over an axis": (reduce(saved='{ s = "sum(x)" }'), "op.total", "saved", "belongs to ops over rows", 'family = "row"'),
+    "column over an axis": (reduce(expr='"sum(x * column)"'), "op.total", "expr", "reads `column`, which is not one of: count, x", "docs/hacking.md"),
+    "empty as a number": (reduce(empty='"zero"'), "op.total", "empty", "is 'zero'", '"error"'),
+    "empty over rows": (row(empty='"error"'), "op.share", "empty", "is 'error'", 'family = "reduce"'),
+    **{f"operand called {name} over an axis": (reduce(operands=f'{{ {name} = "elem" }}', expr=f'"sum({name})"'), "op.total", "operands",
+                                               f"`{name}` cannot be used", "lower-case word") for name in ("unit", "all", "axis", "count")},
     # Ops over rows.
     "family of a number": (row(family="3"), "op.share", "family", "is 3", '"row"'),
     "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", "map, row"),
