@@ -84,8 +84,45 @@ template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *d
     if (whole && left == vec) kfi_store<size * vec>(dst, src);
     else kfi_line_store<size, vec, 0>(dst, src, left);
 }
+// Of the vectors i to i + ahead: their elements; themselves, all on their way before the first is looked at.
+template <int vec, int ahead> KFI_DEVICE void kfi_reduce_lefts(int *left, const kfi_reduce_at &at, kf_i64 i)
+{
+    const bool all = i + ahead <= at.full;
+#pragma unroll
+    for (int u = 0; u < ahead; ++u) left[u] = all ? vec : kfi_reduce_left(at, i + u);
+}
+template <int size, int vec, int whole, int ahead>
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_at &at, kf_i64 i, const int *left)
+{
+    const char *const first = (const char *)from + at.start * size;
+    if (whole && i + ahead <= at.full) {
+#pragma unroll
+        for (int u = 0; u < ahead; ++u) kfi_copy<size * vec>((char *)to + u * size * vec, first + (i + u) * at.step * size);
+    } else {
+#pragma unroll
+        for (int u = 0; u < ahead; ++u) kfi_reduce_load<size, vec, whole>((char *)to + u * size * vec, first + (i + u) * at.step * size, left[u]);
+    }
+}
+// One of each of a thread's results, from a tensor that has as many; NULL is not read.
+template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const void *from, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+    const unsigned long long zero = 0;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+        const bool there = from && (g.flat ? 0 : e) < at.results;
+        kfi_copy<size>((char *)to + e * size, there ? (const char *)from + (at.result + (g.flat ? 0 : e)) * size : (const char *)&zero);
+    }
+}
 
 #define KFI_REDUCE_WORDS(type) \
+    template <int vec> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec]) \
+    { \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]); \
+    } \
+    template <int vec> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], const type (&more)[vec]) \
+    { \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], more[e]); \
+    } \
     /* What the threads have that share a result: all of them get it. */ \
     template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g) \
     { \
