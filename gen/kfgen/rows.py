@@ -365,7 +365,7 @@ class RowKernel(Kernel):
     @property
     def posted(self):
         """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
-        return sorted((s for s in self.values if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
+        return sorted((s for s in self.values if s.dtype.size >= 4 and not self.gathers), key=lambda s: -s.dtype.size)
 
     def posted_at(self, stream):
         """Its byte among those of a row."""

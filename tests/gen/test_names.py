@@ -76,7 +76,7 @@ FAMILY = {
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
     "cross_entropy_with_grad": (0, True, 4, False),
-    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "sum_squared", "mean_abs", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
+    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False)}
 
 

@@ -266,6 +266,12 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
 KFI_LINE_WORDS(float, f32)
 KFI_LINE_WORDS(double, f64)
 
+// A thread's s-th vector: elements from its first one to there, and that there are from there on. What is held is short: an int.
+template <int held> KFI_DEVICE kf_i64 kfi_line_off(int s, int step) { return held ? (kf_i64)(s * step) : (kf_i64)s * step; }
+template <int held> KFI_DEVICE kf_i64 kfi_line_left(kf_i64 room, int s, int step)
+{
+    return held ? (kf_i64)((int)room - s * step) : room - (kf_i64)s * step;
+}
 // A vector of a row, of which `left` elements are in it; the others are zero. whole: rows hold whole vectors, aligned to 16.
 template <int size, int vec, int whole>
 KFI_DEVICE void kfi_line_load(void *dst, const void *src, kf_i64 left)
