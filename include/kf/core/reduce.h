@@ -12,7 +12,7 @@
 
 #include "kf/core/row.h"
 
-#define KFI_REDUCE_ALL (-1) /* stage: all passes, then results or gradients; from 0 on: that pass, of a part; or what follows the last one */
+#define KFI_CPU_REDUCE_ALL (-1) /* stage: all passes, then results or gradients; from 0 on: that pass, of a part; or what follows the last one */
 #ifndef KFI_REDUCE_PART /* set by tests alone */
 #define KFI_REDUCE_PART 65536 /* elements of a unit in a part at least */
 #endif
@@ -59,7 +59,7 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
 }
 
 /* Accumulators of the same result joined, in all of its lanes; partial results, and what has become of them. */
-#define KFI_REDUCE_WORDS(type, f) \
+#define KFI_CPU_REDUCE_WORDS(type, f) \
     KFI_INLINE void kfi_reduce_spread_##f(type *a, int width) \
     { \
         for (int j = width; j < KFI_STRIP; ++j) a[j] = a[j - width]; \
@@ -92,8 +92,8 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
             to[i] = all; \
         } \
     }
-KFI_REDUCE_WORDS(float, f32)
-KFI_REDUCE_WORDS(double, f64)
+KFI_CPU_REDUCE_WORDS(float, f32)
+KFI_CPU_REDUCE_WORDS(double, f64)
 
 #define KFI_REDUCE_JOIN(word, f, type) \
     KFI_INLINE void kfi_reduce_join_##word##_##f(type *a, const kfi_cpu_reduce *m, const kfi_unit *u) \
@@ -137,7 +137,7 @@ KFI_HOST void kfi_reduce_plan(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i
     m->length = ((axis + parts - 1) / parts + m->down - 1) / m->down * m->down;
     m->parts = m->length > 0 ? (axis + m->length - 1) / m->length : 1;
     if (m->parts == 1) m->length = axis;
-    m->stage = KFI_REDUCE_ALL;
+    m->stage = KFI_CPU_REDUCE_ALL;
 }
 KFI_HOST size_t kfi_cpu_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int most, int all, int acc_size)
 {
@@ -189,7 +189,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
         m->parts = 1;
         m->length = axis;
     }
-    kfi_reduce_walk(m, walk, needed ? m->passes : KFI_REDUCE_ALL);
+    kfi_reduce_walk(m, walk, needed ? m->passes : KFI_CPU_REDUCE_ALL);
     return KF_SUCCESS;
 }
 
