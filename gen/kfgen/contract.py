@@ -158,10 +158,10 @@ def lines(kernel):
         line = f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}"
         found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     if k.scratch:
-        found.append(workspace(k))
+        found += textwrap.wrap(workspace(k), WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.scratch else ''}apart unless said.")
     found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)
-    found.append(errors(k))
+    found += textwrap.wrap(errors(k), WIDTH + 3)
     if k.op.source:
         found.append(f"Source: {k.op.source}")
     return [safe(line) for line in found]
