@@ -15,7 +15,8 @@ SELECTION = Selection(spec.load())
 PROGRAMS = {}  # one per op and dtypes: forward and backward, with every activation
 for kernel in SELECTION.all_kernels():
     PROGRAMS.setdefault(f"{nvrtc.header_of(kernel)}-{'_'.join(kernel.dtypes)}", []).append(kernel)
-HOST = ("check.h", "launchers.h", "map.h", "math.h", "parallel.h", "philox_tile.h", "reduce.h", "row.h", "stream.h", "result.h", "tile.h", "launch.cuh")
+HOST = ("check.h", "launchers.h", "map.h", "math.h", "parallel.h", "philox_tile.h", "reduce.h", "row.h", "stream.h", "result.h", "tile.h",
+        "launch.cuh")
 
 
 def expressions_of(program):
