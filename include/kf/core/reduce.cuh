@@ -274,7 +274,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
         g->inner = plan.results;
         g->flat = 0;
         g->y = kfi_log_up(kfi_ceil(plan.parts, 4), kfi_log_up(KFI_REDUCE_THREADS, 10));
-        g->x = kfi_clamp(kfi_log_up(KFI_REDUCE_THREADS, 10) - g->y, 0, 5);
+        g->x = (int)kfi_clamp(kfi_log_up(KFI_REDUCE_THREADS, 10) - g->y, 0, 5);
         g->tiles = (unsigned)kfi_ceil(kfi_ceil(plan.results, m.vec), (kf_i64)1 << g->x);
         g->parts = 1;
         g->stage = 2 * pass + 1;
