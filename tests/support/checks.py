@@ -7,6 +7,7 @@ workspace are poisoned before the call.
 
 import ctypes
 import functools
+import math
 
 import numpy as np
 import row_checks
@@ -15,6 +16,7 @@ from storage import EPS, MANTISSA, STORAGE, TINY, Failure, compare, draw, from_f
 from storage import ulp as ulp  # for tests
 
 GUARD = 64
+ARENA = 1 << 28  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
 
 
 def philox(seed, offset, count):
@@ -57,7 +59,7 @@ class CpuMemory:
 class CudaMemory:
     """The arena in a GPU's memory, through libcudart alone."""
 
-    def __init__(self, size=1 << 28):
+    def __init__(self, size=ARENA):
         self.rt = ctypes.CDLL("libcudart.so")
         pointer = ctypes.c_void_p()
         self.check(self.rt.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)))
@@ -122,6 +124,18 @@ def poison(size):
     return (0xFF81 | (place * 2654435761 >> 16) & 0x7F).astype(np.uint16).view(np.uint8)
 
 
+def places(f, sizes, shift=0, aliases=()):
+    """({tensor: its byte in the arena}, the first byte behind them all), without the tensors that share another one's memory."""
+    found, at = {}, GUARD
+    for k, a in enumerate(a for a in f["arguments"] if "kind" in a):
+        if a["name"] in aliases:
+            continue
+        size = np.dtype(STORAGE[a["dtype"]]).itemsize
+        found[a["name"]] = -(-at // 64) * 64 + size * (shift[k % len(shift)] if isinstance(shift, tuple) else shift)
+        at = found[a["name"]] + size * math.prod(shape_of(sizes, a["kind"])) + GUARD
+    return found, at
+
+
 class Layout:
     """A call of f: its data drawn, its tensors placed in one arena between guard bytes, outputs poisoned.
 
@@ -140,8 +154,9 @@ class Layout:
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
         self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
         alias = dict(inplace)
-        self.data, self.place, at = {}, {}, GUARD
-        for k, (name, a) in enumerate(self.tensors.items()):
+        self.place, at = places(f, sizes, shift, alias)
+        self.data = {}
+        for name, a in self.tensors.items():
             shape = shape_of(sizes, a["kind"])
             if a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
@@ -149,11 +164,6 @@ class Layout:
             else:
                 array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
             self.data[name] = array
-            if name in alias:
-                continue
-            own = shift[k % len(shift)] if isinstance(shift, tuple) else shift
-            self.place[name] = -(-at // 64) * 64 + own * array.itemsize
-            at = self.place[name] + array.nbytes + GUARD
         self.philox = int(rng.integers(2**63)), int(rng.integers(2**40))
         if self.rows:
             row_checks.fill(self)
