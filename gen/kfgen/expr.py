@@ -40,7 +40,7 @@ PRIMITIVES = {
     "act": ("a", {"a": "act_bwd(a, dy)"}),
     "act_bwd": (("a", "d"), {}),
     "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
-    # Over a row, where a graph has levels: the row family's. Ties share a row's largest element: PyTorch's amax.
+    # Over a row, where a graph has levels: ops over rows and reductions over an axis. Ties share a row's largest element: PyTorch's amax.
     "sum": ("a", {"a": "dy"}),
     "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),

@@ -4,16 +4,16 @@
 Results are one per row, in the tensors' dtype. A thread has several rows side by side where they lie so, and a value of each.
 """
 
-from dataclasses import replace
+import functools
 
 from kfgen import model, names
-from kfgen.emit import Target
-from kfgen.model import CHEAP, bwd_reads_x
+from kfgen.model import bwd_reads_x
 from kfgen.rows import RowKernel, inlined, program
 
 
 class ReduceKernel(RowKernel):
     family = "reduce"
+    geometry = "kfi_reduce"
 
     def _build(self):
         super()._build()
@@ -46,30 +46,10 @@ class ReduceKernel(RowKernel):
         """Vectors of a tensor that a thread has on their way."""
         return 8 if len(self.loads) < 2 else 4 if len(self.loads) < 4 else 2
 
-    def cuda_target(self):
-        act = "kfi_tag<act>()"
-        return Target("kfi_", self.flavour, False, cheap=CHEAP | {"exp"} if self.dtype.flavour == "lp" else frozenset(),
-                      act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
-                      act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)")
-
-    @property
+    @functools.cached_property
     def cuda(self):
-        if not hasattr(self, "_cuda"):
-            env = {s.name: f"{s.name}_f[e]" for s in self.loads} | {s.name: f"{s.name}_i[e]" for s in self.values}
-            self._cuda = program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, self.cuda_target(), env, each="{}_s[e]")
-        return self._cuda
-
-    @property
-    def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.values]
-        found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
-        found += ["kfi_reduce g"] + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
-        return ", ".join(found + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
-
-    @property
-    def kernel_arguments(self):
-        found = [s.name for s in self.loads + self.values + self.stores + self.results_of_rows] + ["g"] + self.used_scalars
-        return ", ".join("&" + f for f in found + (["scalars"] if self.has_act else []))
+        env = {s.name: f"{s.name}_f[e]" for s in self.loads} | {s.name: f"{s.name}_i[e]" for s in self.values}
+        return program(self.graph, {s.name: r for s, r in zip(self.outputs, self.roots)}, self.cuda_target, env, each="{}_s[e]")
 
     @property
     def instances(self):
@@ -91,7 +71,7 @@ class ReduceKernel(RowKernel):
         if self.bwd and not bwd_reads_x(act):
             graph, roots = inlined(graph, roots, act)
         env = {s.name: f"{s.name}_j" for s in self.loads} | {s.name: f"{s.name}_i[j]" for s in self.values}
-        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, replace(self.cpu_target(act)), env, each="{}_s[j]")
+        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, self.cpu_target(act), env, each="{}_s[j]")
 
     def cpu_value(self, s):
         """One of the values that a result of the forward, or its gradient, has."""

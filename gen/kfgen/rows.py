@@ -16,7 +16,9 @@ from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import SpecError, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
-COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}  # a compiler does not see that two of them are the same; nor what dropout has made
+# What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
+# what dropout has made, whose mask would be drawn again (costly).
+COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
@@ -197,6 +199,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
 
 class RowKernel(Kernel):
     family = "row"
+    geometry = "kfi_line"  # how a launch cuts its rows, a parameter of its kernels
 
     def _build(self):
         op = self.op
@@ -283,19 +286,22 @@ class RowKernel(Kernel):
 
     # ---- CUDA --------------------------------------------------------------------------------------------------------
 
+    @property
+    def cuda_target(self):
+        act = "kfi_tag<act>()"
+        return Target("kfi_", self.flavour, False, cheap=CHEAP | {"exp"} if self.dtype.flavour == "lp" else frozenset(),
+                      act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
+                      act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
+                      stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
+
     @functools.cached_property
     def cuda(self):
-        act = "kfi_tag<act>()"
-        target = Target("kfi_", self.flavour, False, cheap=CHEAP | {"exp"} if self.dtype.flavour == "lp" else frozenset(),
-                        act=lambda x: f"kfi_act_{self.act_flavour}({act}, {x}, scalars)",
-                        act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
-                        stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
         env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
         env |= {COLUMN: "(column + e)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         graph, roots = copy(self.graph, self.roots, picks(self.graph, self.roots))
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
-        return program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, target, env, [s.name for s in self.sums],
-                       keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
+        return program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, self.cuda_target, env,
+                       [s.name for s in self.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
     def of_pass(self, streams, names):
         return [s for s in streams if s.name in names]
@@ -331,8 +337,7 @@ class RowKernel(Kernel):
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
-        places = loads * vectors + -(-self.post // 16) + self._kept_vectors(vectors)
-        most = min(512, (208 << 10) // (16 * (places | 1)) // 64 * 64)  # of shared memory
+        most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
         if loads > 1:
             return [(4, 512, 512, 512), walk]
@@ -357,10 +362,13 @@ class RowKernel(Kernel):
         """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
         return not self.sums and not self.transcendental and not stored(self.graph)
 
+    def _depth(self, vectors):
+        return max(1, 8 // (len(self.loads) * vectors)) if self.loads else 1
+
     @property
     def depth(self):
         """Rows on their way in shared memory, where blocks walk down the rows."""
-        return max(1, 8 // (len(self.loads) * self.held[-1][0])) if self.loads else 1
+        return self._depth(self.held[-1][0])
 
     @property
     def posted(self):
@@ -377,17 +385,22 @@ class RowKernel(Kernel):
         largest = max((s.dtype.size for s in self.posted), default=1)
         return -(-sum(s.dtype.size for s in self.posted) // largest) * largest
 
+    def _posts_at(self, vectors):
+        return 16 * (self._depth(vectors) * len(self.loads) * vectors + self._kept_vectors(vectors))
+
     @property
     def posts_at(self):
         """The first of them, in bytes of a thread's shared memory: behind the rows on their way and the row operands."""
-        vectors = self.held[-1][0]
-        return 16 * (self.depth * len(self.loads) * vectors + self._kept_vectors(vectors))
+        return self._posts_at(self.held[-1][0])
+
+    def _ring(self, vectors):
+        places = -(-(self._posts_at(vectors) + self._depth(vectors) * self.post) // 16)
+        return max((places | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
 
     @property
     def ring(self):
         """Bytes of shared memory a thread; at the end a vector of sums. Few: the L1 cache, through which rows come, has the rest."""
-        places = -(-(self.posts_at + self.depth * self.post) // 16)
-        return max((places | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
+        return self._ring(self.held[-1][0])
 
     @property
     def fixed(self):
@@ -409,7 +422,7 @@ class RowKernel(Kernel):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
-        found += ["kfi_line g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
+        found += [f"{self.geometry} g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
