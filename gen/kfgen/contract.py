@@ -122,9 +122,14 @@ def moved_bytes(k, act):
     return sum(s.dtype.size * len(s.parts) for s in along if s.role != "in" or k.reads(s, act) or not k.bwd)
 
 
+def gathers(k):
+    """Whether nothing goes along a row."""
+    return not any(moved_bytes(k, a) for a in k.acts)
+
+
 def cost(k):
     per_act = sorted({moved_bytes(k, a) for a in k.acts})
-    if not any(per_act):
+    if gathers(k):
         return f"Per row: a value of each tensor, {k.flops} operations."
     count = " to ".join(map(str, per_act[:1] + per_act[1:][-1:]))
     operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' (act as one)' if k.has_act else ''}"

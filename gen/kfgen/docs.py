@@ -28,7 +28,7 @@ def direction(kernels):
         per_dtype.setdefault(contract.arithmetic(other), []).append(other.words)
     return {
         "formulas": contract.formulas(k), "tensors": tensors, "flops": k.flops, "has_act": k.has_act,
-        "bytes": [(o.words, [contract.moved_bytes(o, a) for a in (o.acts[0], o.acts[-1])]) for o in kernels],
+        "gathers": contract.gathers(k), "bytes": [(o.words, [contract.moved_bytes(o, a) for a in (o.acts[0], o.acts[-1])]) for o in kernels],
         "arithmetic": [(", ".join(words), text) for text, words in per_dtype.items()], "errors": contract.errors(k),
         "workspace": k.workspace if k.scratch else "", "sizes": k.sizes, "launcher": k.launchers[0], "vec": k.vec}
 
