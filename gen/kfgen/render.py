@@ -46,6 +46,9 @@ def write(path, text):
     return True
 
 
+LAUNCHER = ("KF_FN", "template <int kfi_act = ")  # how a line of one begins
+
+
 def tidy(text, width=100):
     """Generated text as a person would leave it: no stray blanks, no line over `width` that can be broken at a comma.
     CUDA's launchers stay on one line each: nvcc hands every further line to the host's compiler with a line directive (half a percent)."""
@@ -55,7 +58,7 @@ def tidy(text, width=100):
         if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
-        while len(line) > width and not line.startswith(("#", "KF_FN")):
+        while len(line) > width and not line.startswith(("#", *LAUNCHER)):
             cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", " | ", ") {", "{ ", " : "))
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)

@@ -515,8 +515,8 @@ class RowKernel(Kernel):
     def cpu_tail(self, s):
         """The statement that copies what is left of a row."""
         start = "i" if s.kind == "row" else "row * cols + i"
-        guard = f"if ({s.name}) " if s.absent is not None else ""
-        return f"{guard}kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+        copy = f"kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+        return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 
     def cpu_picked(self, pick):
         """A row's value in a column: 0 where there is no such column."""

@@ -3,7 +3,6 @@
 tests/cuda/test_robust.py asks of the launchers."""
 
 import fakegpu
-import kflib
 import numeric
 import pytest
 import robust
@@ -15,7 +14,7 @@ MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)]}
 
 @pytest.fixture(scope="module")
 def lib():
-    return kflib.build("cpu", numeric.FUNCTIONS, BUILD / "cpu", numeric.BUILDS["cpu"]["native"])
+    return numeric.build_cpu("native", BUILD)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ SHAPES = {1: [(1,), (255,), (517,)], 2: [(1, 1), (3, 5), (7, 67), (2, 2309)], 3:
 
 @pytest.fixture(scope="module")
 def lib():
-    return kflib.build("cpu", numeric.FUNCTIONS, BUILD / "cpu", numeric.BUILDS["cpu"]["native"])
+    return numeric.build_cpu("native", BUILD)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C backend's results do not depend on threads: not on their number, not on who runs them, not on a fork."""
 
+import functools
 import json
 import os
 import pathlib
@@ -22,6 +23,8 @@ EXTENTS = {1: [(100003,)], 2: [(600, 403), (40, 5003), (70000, 3)], 3: [(10, 50,
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
              and (f["dtypes"] in (["f32"], ["f32", "bf16"]) or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1)))]
 FLAGS = ("-O1", "-ffp-contract=off")
+# What a fork changes is who runs the pieces: one function of each way to cut a call into them.
+FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"])): f for f in FUNCTIONS}.values())
 
 # Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
 # environment once.
@@ -44,17 +47,22 @@ def extents(f):
     return [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)] if f["family"] == "reduce" else EXTENTS[len(f["sizes"])]
 
 
-def arguments(f, sizes, seed=3):
+@functools.cache
+def drawn(number, shape, dtype, positive):
+    import checks
+    return checks.draw(np.random.default_rng([3, number]), shape, dtype, "normal", positive)
+
+
+def arguments(f, sizes):
     """(values for Lib.call, {output: array}, what must stay alive)."""
     import checks
-    rng = np.random.default_rng(seed)
     values, outputs, alive = dict(zip(f["sizes"], sizes)) | f["scalars"], {}, []
-    for a in f["arguments"]:
+    for number, a in enumerate(f["arguments"]):
         if "kind" not in a:
             continue
         shape = checks.shape_of(sizes, a["kind"])
         if a["role"] == "in":
-            array = checks.draw(rng, shape, a["dtype"], "normal", a["positive"])
+            array = drawn(number, shape, a["dtype"], a["positive"])
         else:
             array = outputs[a["name"]] = np.full(shape, 7, checks.STORAGE[a["dtype"]])
         alive.append(array)
@@ -126,7 +134,7 @@ import json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import test_threads as t, kflib
 lib = kflib.Lib("cpu", sys.argv[2])
-def digest(): return [t.digest(lib, f, t.extents(f)[0]) for f in t.FUNCTIONS]
+def digest(): return [t.digest(lib, f, t.extents(f)[0]) for f in t.FORKED]
 want = digest() if sys.argv[3] == "used" else None  # the parent's OpenMP threads exist from here on
 def child(depth):
     pid = os.fork()

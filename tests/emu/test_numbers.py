@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every function of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py: in three
-orders of blocks and threads, whose results must be the same to the bit (emulator.RUNS). Over rows, which take long, the
-activations beside those of cases.whole_table, of the same kernels with another function inside, in the last of them alone."""
+orders of blocks and threads, whose results must be the same to the bit (emulator.RUNS). The activations beside those of
+cases.one_of_each_argument, of the same kernels with another function inside, in the last of them alone."""
 
 import cases
 import checks
@@ -33,7 +33,7 @@ def memory(emu):
 
 
 def ordered(memory, f):
-    memory.runs = emulator.RUNS if cases.whole_table(f) else emulator.RUNS[-1:]
+    memory.runs = emulator.RUNS if cases.one_of_each_argument(f) else emulator.RUNS[-1:]
     return memory
 
 

@@ -43,6 +43,17 @@ def whole_table(f):
     return f["family"] == "map" or f["activation"] in ("none", "gelu") or LEVEL > 1
 
 
+def one_of_each_argument(f):
+    """Two activations of an op: none, and in gradients one that reads its argument. What an activation cannot change is asked of these."""
+    return f["activation"] == "none" or (f["bwd"] and f["activation"] == "gelu") or LEVEL > 1
+
+
+def sampled(f):
+    """Of every op none, gelu and a few further activations, each activation in some ops. From level 2 on all of them."""
+    turn = sum(map(ord, f["op"] + f["activation"] + "".join(f["dtypes"])))
+    return f["activation"] in ("none", "gelu") or turn % 6 == f["bwd"] or LEVEL > 1
+
+
 def shapes(f):
     base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2)}[len(f["sizes"])]
     if f["family"] == "reduce":

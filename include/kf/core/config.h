@@ -65,8 +65,6 @@
 /* A function that is compiled only where it is called: nvcc emits every other kernel, and warns about every other
    unused static function. A call inside that names kfi_lazy is not even looked up before: worth 0.15 s per 2,800. */
 #define KF_FN template <int kfi_lazy = 0> static inline
-/* A launcher of this activation, which its body calls kfi_act. */
-#define KF_FN_ACT(id) template <int kfi_act = id> static inline
 /* Set where device code is compiled. The host's passes need no kernel's body, the device's no launcher's checks: each is
    hidden from the other, which is a tenth of what the umbrella costs to compile. */
 #if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__) || defined(KF_EMULATE)
