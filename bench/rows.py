@@ -27,6 +27,7 @@ torch._functorch.config.donated_buffer = False  # the compiled backward runs man
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 COLS = (128, 1024, 4096, 8192, 16384, 65536, 262144)
 MIB, EPS, ROWS = 256, 1e-5, 64
+DEVICE = "cuda"  # rows_cpu.py's is another
 FORWARD = {
     "softmax": lambda t: F.softmax(t["x"], -1), "log_softmax": lambda t: F.log_softmax(t["x"], -1),
     "rms_norm_{act}": lambda t: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], EPS),
@@ -104,7 +105,7 @@ def reference(f, t):
     if f["dropout"]:
         rows, cols = leaves["x"].shape
         words = philox(SCALARS["seed"], SCALARS["offset"], rows * cols).reshape(rows, cols)
-        given["keep"] = torch.from_numpy(words >= round(65536 * P)).cuda()
+        given["keep"] = torch.from_numpy(words >= round(65536 * P)).to(DEVICE)
     outs = results(f, leaves | given)
     found = {} if f["bwd"] else {n: out.detach() for n, out in outs.items()}
     if f["bwd"] or f["op"] in ONE_PASS:
@@ -116,32 +117,32 @@ def reference(f, t):
 def tensors(f, rows, cols, dtype):
     """Random inputs; what the forward saves is what it would save."""
     names = [a["name"] for a in f["arguments"]]
-    t = {n: torch.randn(rows, cols, device="cuda").to(dtype) for n in ("x", "residual") if n in names}
+    t = {n: torch.randn(rows, cols, device=DEVICE).to(dtype) for n in ("x", "residual") if n in names}
     for a in f["arguments"]:
         if a.get("kind") == "row" and a["role"] == "in":
-            t[a["name"]] = torch.randn(cols, device="cuda").to(dtype)
+            t[a["name"]] = torch.randn(cols, device=DEVICE).to(dtype)
     if "cross_entropy" in f["op"]:
-        t["label"] = torch.randint(cols, (rows,), device="cuda")
+        t["label"] = torch.randint(cols, (rows,), device=DEVICE)
         t["lse"] = torch.cat([part.float().logsumexp(-1) for part in t["x"].chunk(16)])
         if f["bwd"]:
-            t["dloss"] = torch.randn(rows, device="cuda")
+            t["dloss"] = torch.randn(rows, device=DEVICE)
     elif f["bwd"]:
-        t |= {n: torch.randn(rows, cols, device="cuda").to(dtype) for n in ("dout", "dresidual_out") if n in names}
+        t |= {n: torch.randn(rows, cols, device=DEVICE).to(dtype) for n in ("dout", "dresidual_out") if n in names}
         if "residual" in names:
             t["residual_out"] = t["x"] + t["residual"]
         if f["op"] == "l2_normalize":
             t["norm"] = torch.cat([part.float().norm(dim=-1) for part in t["x"].chunk(16)])
-        for part in torch.arange(rows, device="cuda").chunk(16) if "rstd" in names else ():
+        for part in torch.arange(rows, device=DEVICE).chunk(16) if "rstd" in names else ():
             x = t.get("residual_out", t["x"])[part].float()
-            mean = x.mean(-1) if "mean" in names else torch.zeros(len(part), device="cuda")
-            t.setdefault("mean", torch.empty(rows, device="cuda"))[part] = mean
-            t.setdefault("rstd", torch.empty(rows, device="cuda"))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
+            mean = x.mean(-1) if "mean" in names else torch.zeros(len(part), device=DEVICE)
+            t.setdefault("mean", torch.empty(rows, device=DEVICE))[part] = mean
+            t.setdefault("rstd", torch.empty(rows, device=DEVICE))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
         if any(a["name"] == "out" and a["role"] == "in" for a in f["arguments"]):
             t["out"] = FORWARD[f["op"]](t)
     for a in f["arguments"]:
         if a["role"] in ("out", "sum") and a["name"] not in UNASKED:
             kind = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
-            t[a["name"]] = torch.full(kind, float("nan"), device="cuda", dtype=DTYPES.get(a["dtype"]))
+            t[a["name"]] = torch.full(kind, float("nan"), device=DEVICE, dtype=DTYPES.get(a["dtype"]))
     return t
 
 
@@ -162,25 +163,40 @@ def peer(f, t):
     return lambda: torch.autograd.grad(outs, list(leaves.values()), douts, retain_graph=True)
 
 
+def compare(f, t):
+    """Ends the run if a result is not float64's."""
+    for name, want in reference(f, t).items():
+        got = t[name][:ROWS].double()
+        error = float(((got - want).abs() / (want.abs() + want.abs().mean())).max())
+        if not error < (0.02 if t["x"].dtype == torch.bfloat16 else 1e-4):
+            raise SystemExit(f"bench: {f['name']} {' x '.join(map(str, t['x'].shape))}: {name} is off by {error:.3g}")
+
+
+def moved_bytes(f, t):
+    """Every tensor of the rows' shape once."""
+    return sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"] and a["name"] in t)
+
+
+def bound(lib, f, t, stream=0):
+    """The launcher on these tensors, called once."""
+    sizes = list(t["x"].shape)
+    need = lib.workspace_bytes(f, sizes)
+    t["workspace"] = torch.empty(max(need, 16), dtype=torch.uint8, device=DEVICE)
+    values = {n: v.data_ptr() for n, v in t.items()} | SCALARS | {"workspace_bytes": need} | dict(zip(f["sizes"], sizes))
+    call = lib.bind(f, {a["name"]: values.get(a["name"]) for a in f["arguments"]}, stream)
+    if call():
+        raise SystemExit(f"bench: {lib.detail}")
+    return call
+
+
 def measure(lib, f, cols, with_compile):
     dtype = DTYPES[f["dtypes"][0]]
     rows = (MIB << 20) // (cols * dtype.itemsize)
     t = tensors(f, rows, cols, dtype)
-    need = lib.workspace_bytes(f, [rows, cols])
-    workspace = torch.empty(max(need, 16), dtype=torch.uint8, device="cuda")
-    values = {n: v.data_ptr() for n, v in t.items()} | SCALARS | {"rows": rows, "cols": cols, "workspace": workspace.data_ptr(),
-                                                         "workspace_bytes": need}
-    values = {a["name"]: values.get(a["name"]) for a in f["arguments"]}
-    call = lib.bind(f, values, torch.cuda.current_stream().cuda_stream)
-    if call():
-        raise SystemExit(f"bench: {lib.detail}")
-    for name, want in reference(f, t).items():
-        got = t[name][:ROWS].double()
-        error = float(((got - want).abs() / (want.abs() + want.abs().mean())).max())
-        if not error < (0.02 if dtype == torch.bfloat16 else 1e-4):
-            raise SystemExit(f"bench: {f['name']} {rows} x {cols}: {name} is off by {error:.3g}")
-    moved = sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"] and a["name"] in t)
-    source, target = (torch.randn(moved // 8, device="cuda") for _ in range(2))
+    call = bound(lib, f, t, torch.cuda.current_stream().cuda_stream)
+    compare(f, t)
+    moved = moved_bytes(f, t)
+    source, target = (torch.randn(moved // 8, device=DEVICE) for _ in range(2))
     calls = {"kf": call, "copy": lambda: target.copy_(source)}
     if with_compile:
         calls["compile"] = peer(f, t)

@@ -12,7 +12,8 @@
 
 #include "kf/core/map.h"
 
-#define KFI_STRIP 64 /* accumulators of a reduction */
+#define KFI_STRIP 64  /* accumulators of a reduction */
+#define KFI_HELD 8192 /* columns of a row, whose values a pass can leave to a later one; on the stack, so few */
 
 /* Accumulators without a term, and their fold. */
 #define KFI_FOLD(word, type, nothing, join) \
