@@ -15,6 +15,14 @@
 #define KFI_STRIP 64  /* accumulators of a reduction */
 #define KFI_HELD 8192 /* columns of a row, whose values a pass can leave to a later one; on the stack, so few */
 
+/* In a loop over strips, of its counter: gcc -O3 would put the loops of two strips into one (-floop-unroll-and-jam), which it then does not
+   vectorise. */
+#if defined(__GNUC__)
+#define KFI_EACH_STRIP(i) __asm__("" : "+r"(i))
+#else
+#define KFI_EACH_STRIP(i) (void)(i)
+#endif
+
 /* Accumulators without a term, and their fold. */
 #define KFI_FOLD(word, type, nothing, join) \
     KFI_INLINE void kfi_clear_##word(type *a) \
@@ -49,6 +57,16 @@ KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
     memset(tile, 0, (size_t)(KFI_STRIP * size));
     memcpy(tile, from, (size_t)(left * size));
     return tile;
+}
+
+/* Whether an output goes past the caches (core/stream.h), by way of a tile: a large one whose rows begin with a line and that is no input,
+   whose lines are there already. */
+KFI_HOST int kfi_row_streams(const kfi_cpu_map *m, int operand, int size)
+{
+    const void *ptr = m->operands.of[operand].ptr;
+    int streams = KFI_STREAMS && ptr && m->elements >= KF_STREAM_MIN / size && (uintptr_t)ptr % KFI_LINE == 0 && m->cols * size % KFI_LINE == 0;
+    for (int k = 0; k < operand; ++k) streams &= m->operands.of[k].ptr != ptr;
+    return streams;
 }
 
 /* Dropout's random words, those of a whole tile at a time: the strips of a row lie side by side, as rows do. */

@@ -60,9 +60,10 @@ KFI_HOST void kfi_stream_end(void) {}
 #endif
 
 #if defined(__GNUC__)
-#define KFI_STREAM_BUFFER(type, name, pieces) __attribute__((aligned(KFI_LINE))) type name[(pieces) * KFI_PART]
+#define KFI_ON_A_LINE __attribute__((aligned(KFI_LINE)))
 #else
-#define KFI_STREAM_BUFFER(type, name, pieces) type name[(pieces) * KFI_PART]
+#define KFI_ON_A_LINE
 #endif
+#define KFI_STREAM_BUFFER(type, name, pieces) KFI_ON_A_LINE type name[(pieces) * KFI_PART]
 
 #endif
