@@ -7,7 +7,7 @@ import pytest
 from conftest import BUILD
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def lib(request):
     return numeric.build_cpu(request.param, BUILD)
 

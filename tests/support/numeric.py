@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests of numbers, the same for every backend: which functions, and what is asked of each. checks.py compares."""
 
+import functools
+
 import cases
 import checks
 import kflib
@@ -29,6 +31,7 @@ def each(functions, name):
     return pytest.mark.parametrize("f", functions, ids=[f[name] for f in functions])
 
 
+@functools.cache
 def build_cpu(name, folder):
     return kflib.build("cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name])
 
@@ -37,7 +40,7 @@ def each_on_cpu(functions):
     """Those of `functions` that a build of the C backend has, in each build."""
     wanted = {f["cpu_name"] for f in functions}
     found = [(build, f) for build, members in CPU.items() for f in members if f["cpu_name"] in wanted]
-    return pytest.mark.parametrize("lib, f", found, indirect=["lib"], scope="session", ids=[f"{build}-{f['cpu_name']}" for build, f in found])
+    return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f['cpu_name']}" for build, f in found])
 
 
 def numbers(lib, memory, f):
