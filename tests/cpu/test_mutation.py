@@ -251,9 +251,15 @@ BROKEN = {
     "row: the second pass reads the first row": (
         "kf/ops/softmax.h", r"(kfi_pass1_\w+\(KFI_STRIP,\s+\(float\)i,\s+)x \+ row \* cols",
         r"\1x + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+    "row: held values of another strip": (
+        "kf/ops/softmax.h", r"kept0_k \+ \(held \? i : 0\)",
+        "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+    "streamed row: what is streamed goes to the first row": (
+        "kf/ops/softmax.h", r"kfi_stream\(out \+ row \* cols",
+        "kfi_stream(out + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: results of whole tiles a row up": (
-        "kf/ops/rms_norm.h", r"dx \? dx \+ row \* cols",
-        "dx ? dx + (row ? row - 1 : 0) * cols", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
+        "kf/ops/rms_norm.h", r": dx \+ row \* cols",
+        ": dx + (row ? row - 1 : 0) * cols", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
     "row: the first row's mean": (
         "kf/ops/layer_norm.h", r"mean\[row\];",
         "mean[begin];", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
@@ -267,14 +273,14 @@ BROKEN = {
         "kf/ops/layer_norm.h", r"weight_t\[j\] = 1\.0f",
         "weight_t[j] = 0.0f", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_bwd_f32",)),
     "row: an absent weight is zero in a tail": (
-        "kf/ops/rms_norm.h", r"if \(weight\) kfi_tail",
-        "if (!weight) memset(weight_t, 0, sizeof weight_t); else kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
+        "kf/ops/rms_norm.h", r"if \(weight\) \{ kfi_tail",
+        "if (!weight) { memset(weight_t, 0, sizeof weight_t); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
     "row: both are absent or none": (
         "kf/ops/layer_norm.h", r"bias \? bias \+ i : bias_t",
         "weight && bias ? bias + i : bias_t", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bwd_f32",)),
     "row: partial sums are not cleared": (
-        "kf/ops/rms_norm.h", r"if \(dweight_p\) memset",
-        "if (!dweight_p) memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
+        "kf/ops/rms_norm.h", r"if \(dweight_p\) \{ memset",
+        "if (!dweight_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
     "row: a tail's sums go on from the row before": (
         "kf/ops/layer_norm.h", r"memset\(dbias_t, 0",
         "if (row == begin) memset(dbias_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),

@@ -40,12 +40,12 @@ SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]]}
 def whole_table(f):
     """Whether every kernel of a launcher's table must be reached: of the row family, whose long rows take long to emulate, by two
     activations, one whose gradient reads its argument and one whose does not."""
-    return f["family"] == "map" or f["activation"] in ("none", "gelu") or LEVEL > 1
+    return f["family"] == "map" or one_of_each_argument(f)
 
 
 def one_of_each_argument(f):
-    """Two activations of an op: none, and in gradients one that reads its argument. What an activation cannot change is asked of these."""
-    return f["activation"] == "none" or (f["bwd"] and f["activation"] == "gelu") or LEVEL > 1
+    """Two activations of an op, of which one's gradient reads its argument. What an activation cannot change is asked of these."""
+    return f["activation"] in ("none", "gelu") or LEVEL > 1
 
 
 def sampled(f):
