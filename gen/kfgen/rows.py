@@ -469,7 +469,7 @@ class RowKernel(Kernel):
         env |= {COLUMN: f"(column + ({self.compute})j)", KEEP_SCALE: "keep_scale",
                 KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
         # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
-        hold = "" if self.has_act else "held ? name_h[j] : {}"
+        hold = "" if self.has_act else "kfi_held ? name_h[j] : {}"
         return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, keep=hold)
 
     def cpu_reads(self, found):

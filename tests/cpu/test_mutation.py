@@ -252,7 +252,7 @@ BROKEN = {
         "kf/ops/softmax.h", r"(kfi_pass1_\w+\(KFI_STRIP,\s+\(float\)i,\s+)x \+ row \* cols",
         r"\1x + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
-        "kf/ops/softmax.h", r"kept0_k \+ \(held \? i : 0\)",
+        "kf/ops/softmax.h", r"kept0_k \+ \(kfi_held \? i : 0\)",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "streamed row: what is streamed goes to the first row": (
         "kf/ops/softmax.h", r"kfi_stream\(out \+ row \* cols",
