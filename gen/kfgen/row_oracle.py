@@ -178,8 +178,10 @@ class Bound:
                 elif node.op == "sum":
                     term = value[node.args[0]]
                     terms = np.abs(np.nan_to_num(np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))))
+                    reach = terms.sum(-1, keepdims=True)
+                    beyond = beyond | (reach > largest)  # in another order a sum may leave the range on its way
                     error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
-                    error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * terms.sum(-1, keepdims=True) + tiny * count
+                    error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * reach + tiny * count
                 elif node.op == "rowprod":
                     term = np.broadcast_to(value[node.args[0]], np.broadcast_shapes(np.shape(value[node.args[0]]), (1, count)))
                     logs = np.nan_to_num(np.log2(np.abs(term)), nan=0.0, posinf=0.0, neginf=0.0)
