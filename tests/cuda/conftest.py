@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One library of all launchers for the tests on a GPU, and turns: a test marked `alone` has the GPU for itself, one marked
+"""One library of the launchers that the chosen tests call on a GPU, and turns: a test marked `alone` has the GPU for itself, one marked
 `one_at_a_time` has no other one of its mark beside it."""
 
 import contextlib
@@ -13,14 +13,22 @@ import pytest
 from conftest import BUILD
 
 
+def functions(items):
+    """What the library has: the functions that tests are about; all, where one of the tests may call any."""
+    called = [item for item in items if "libraries" in item.fixturenames]
+    about = {item.callspec.params["f"]["name"] for item in called if "f" in item.fixturenames}
+    any_of_them = any("f" not in item.fixturenames for item in called)
+    return [f for f in kflib.manifest()["functions"] if any_of_them or f["name"] in about]
+
+
 @pytest.fixture(scope="session")
-def libraries():
+def libraries(request):
     """name -> library, each built once; calls into CUDA's runtime are counted."""
     built = {}
 
     def get(name):
         if name not in built:
-            built[name] = kflib.build("cuda", kflib.manifest()["functions"], BUILD / "cuda", numeric.BUILDS["cuda"][name],
+            built[name] = kflib.build("cuda", functions(request.session.items), BUILD / "cuda", numeric.BUILDS["cuda"][name],
                                       extra=counting.source(), link=counting.LINK)
         return built[name]
     return get

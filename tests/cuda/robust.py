@@ -44,11 +44,12 @@ def machine():
     return [f"{what:18} {value or 'unknown'}" for what, value in found.items()]
 
 
-def build(jobs):
-    """Both libraries, on all cores, before tests ask for them."""
+def build(jobs, chosen):
+    """Both libraries, on all cores, before tests ask for them. chosen: tests that may need a smaller one of their own."""
     began = time.monotonic()
-    kflib.build("cuda", kflib.manifest()["functions"], BUILD / "cuda", numeric.BUILDS["cuda"]["default"], jobs,
-                extra=counting.source(), link=counting.LINK)
+    if not chosen:
+        kflib.build("cuda", kflib.manifest()["functions"], BUILD / "cuda", numeric.BUILDS["cuda"]["default"], jobs,
+                    extra=counting.source(), link=counting.LINK)
     middle = time.monotonic()
     kflib.build("cuda", selection.kernels(), BUILD / "sanitized", sanitized.FLAGS, jobs)
     return f"built in {middle - began:.0f} + {time.monotonic() - middle:.0f} s with {jobs} jobs"
@@ -91,7 +92,7 @@ def main():
         os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"
     began = time.monotonic()
     shutil.rmtree(BUILD / "sanitizers", ignore_errors=True)
-    built = build(os.cpu_count() or 2)
+    built = build(os.cpu_count() or 2, options.k)
     print(built, flush=True)
     report = BUILD / "robust.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(options.n), "--dist", "worksteal",
