@@ -41,6 +41,20 @@ class ReduceKernel(RowKernel):
         """Reductions of a pass."""
         return max((len(p.reductions) for p in self.cuda.passes), default=0)
 
+    @functools.cached_property
+    def sweeps(self):
+        """What each sweep over the axis reads: the passes, then the one that stores elements."""
+        return [p.reads for p in self.cuda.passes] + ([self.cuda.reads] if self.stores else [])
+
+    def swept(self, stream, sweep):
+        """Whether an earlier sweep has read it."""
+        return any(stream.name in read for read in self.sweeps[:sweep])
+
+    @property
+    def again(self):
+        """Whether some tensor is read by several sweeps."""
+        return any(s.name in read and self.swept(s, i) for i, read in enumerate(self.sweeps) for s in self.loads)
+
     @property
     def ahead(self):
         """Vectors of a tensor that a thread has on their way."""

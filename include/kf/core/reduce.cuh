@@ -5,8 +5,8 @@
 // columns  inner > 1. A thread has a vector of columns, and walks down the axis; others of its block have the rows between.
 //
 // A long axis is shared out among blocks in parts. A pass is a launch then, which leaves a partial result for each part, and one
-// that joins them: columns of parts, by the same kernel. What is reduced is as long as a reduction of one pass reads it once; later
-// passes, and gradients, read it again, from the L2 cache where it fits.
+// that joins them: columns of parts, by the same kernel. Later passes, and gradients, take what a thread has left in its registers, which
+// is an axis of up to 2,048 vectors (flat) or a few hundred elements (columns); a longer one they read again, from the L2 cache where it fits.
 //
 // Which thread adds up which elements in which order depends on axis and inner alone: not on outer, nor on alignment, which only
 // decides how wide an access is. So a result's bits depend on nothing else either.
@@ -179,9 +179,15 @@ struct kfi_reducing {
     int most, all; // reductions of a pass at most, and of all
     bool bwd;
     bool refuses; // an axis without elements
+    bool again;   // a tensor is read by several sweeps
 };
-#ifndef KFI_REDUCE_LEAST // vectors of a thread in a part at least
-#define KFI_REDUCE_LEAST 8
+#ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
+#define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
+#define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
+#endif
+#ifndef KFI_REDUCE_TILE // set for tuning alone
+#define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
+#define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
 #endif
 
 KF_FN int kfi_log_up(kf_i64 n, int most)
@@ -191,7 +197,7 @@ KF_FN int kfi_log_up(kf_i64 n, int most)
     return log;
 }
 // By axis and inner alone.
-KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec)
+KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again)
 {
     const int all = kfi_log_up(KFI_REDUCE_THREADS, 10);
     kf_i64 parts = 1, unit = vec;
@@ -204,28 +210,28 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->stage = KFI_REDUCE_ALL;
     if (g->flat) {
         const kf_i64 vectors = kfi_ceil(axis, vec);
-        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, 4), 5);
+        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), again ? all : 5); // threads keep what they need again
         g->y = 0;
-        parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
+        if (vectors > KFI_REDUCE_THREADS * KFI_REDUCE_WHOLE) parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
         unit = (kf_i64)KFI_REDUCE_THREADS * vec;
     } else {
         const kf_i64 vectors = kfi_ceil(inner, vec);
-        g->x = kfi_log_up(vectors, 5);
-        g->y = kfi_log_up(kfi_ceil(axis, 4), all - g->x);
+        g->x = kfi_log_up(vectors, KFI_REDUCE_TILE);
+        g->y = kfi_log_up(kfi_ceil(axis, KFI_REDUCE_AHEAD), all - g->x);
         const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << g->x);
         g->tiles = tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
         unit = (kf_i64)1 << g->y;
-        parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1, kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
+        if (axis > unit * KFI_REDUCE_WHOLE) parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1, kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
     }
     g->length = kfi_ceil(kfi_ceil(axis, parts), unit) * unit;
     g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
     if (g->parts == 1) g->length = axis;
 }
-KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, int most, int all, int acc_size)
+KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
 {
     if (!kfi_fits(outer, axis, inner)) return 0;
     kfi_reduce g;
-    kfi_reduce_plan(&g, outer, axis, inner, vec);
+    kfi_reduce_plan(&g, outer, axis, inner, vec, again);
     return g.parts > 1 ? (size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size : 0;
 }
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
@@ -254,9 +260,9 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     bool wanted = false;
     for (int i = 0; i < operands.count; ++i) wanted = wanted || ((operands.of[i].flags & KFI_OUT) && operands.of[i].ptr);
     if (!wanted) return KF_SUCCESS;
-    kfi_reduce_plan(g, outer, axis, inner, m.vec);
+    kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);
     const kfi_reduce plan = *g;
-    const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.most, m.all, m.acc_size) : 0;
+    const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     const kf_i64 row = inner > 1 ? inner : outer > 1 ? axis : m.vec;
@@ -287,7 +293,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     return kfi_reduce_launch(m, *g, whole, args, stream);
 }
 #elif !defined(__CUDACC_RTC__)
-KF_FN size_t kfi_reduce_workspace(kf_i64, kf_i64, kf_i64, int, int, int, int) { return 0; }
+KF_FN size_t kfi_reduce_workspace(kf_i64, kf_i64, kf_i64, int, bool, int, int, int) { return 0; }
 #endif
 
 #endif
