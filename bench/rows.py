@@ -27,12 +27,15 @@ torch._functorch.config.donated_buffer = False  # the compiled backward runs man
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 COLS = (128, 1024, 4096, 8192, 16384, 65536, 262144)
 MIB, EPS, ROWS = 256, 1e-5, 64
+CHANNELS = 64  # of ops over planes, whose first rows are one batch
 DEVICE = "cuda"  # rows_cpu.py's is another
 FORWARD = {
     "softmax": lambda t: F.softmax(t["x"], -1), "log_softmax": lambda t: F.log_softmax(t["x"], -1),
     "rms_norm_{act}": lambda t: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"], EPS),
     "layer_norm_{act}": lambda t: F.layer_norm(t["x"], t["x"].shape[-1:], t["weight"], t["bias"], EPS),
     "l2_normalize": lambda t: F.normalize(t["x"], dim=-1), "cross_entropy": lambda t: F.cross_entropy(t["x"], t["label"], reduction="none")}
+FORWARD["instance_norm_{act}"] = lambda t: F.instance_norm(
+    t["x"].view(-1, CHANNELS, t["x"].shape[-1]), weight=t["weight"], bias=t["bias"], eps=EPS).view_as(t["x"])
 FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
 P = 0.1
 
@@ -58,7 +61,7 @@ FORWARD["layer_norm_{act}_dropout"] = dropped("layer_norm_{act}")
 LEAVES = ("x", "residual", "weight", "bias")
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
-SCALARS = {"eps": EPS, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "p": P, "seed": 7, "offset": 11}
+SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "p": P, "seed": 7, "offset": 11}
 
 
 def arguments():
@@ -119,8 +122,8 @@ def tensors(f, rows, cols, dtype):
     names = [a["name"] for a in f["arguments"]]
     t = {n: torch.randn(rows, cols, device=DEVICE).to(dtype) for n in ("x", "residual") if n in names}
     for a in f["arguments"]:
-        if a.get("kind") == "row" and a["role"] == "in":
-            t[a["name"]] = torch.randn(cols, device=DEVICE).to(dtype)
+        if a.get("kind") in ("row", "channel") and a["role"] == "in":
+            t[a["name"]] = torch.randn(cols if a["kind"] == "row" else CHANNELS, device=DEVICE).to(dtype)
     if "cross_entropy" in f["op"]:
         t["label"] = torch.randint(cols, (rows,), device=DEVICE)
         t["lse"] = torch.cat([part.float().logsumexp(-1) for part in t["x"].chunk(16)])
@@ -141,15 +144,13 @@ def tensors(f, rows, cols, dtype):
             t["out"] = FORWARD[f["op"]](t)
     for a in f["arguments"]:
         if a["role"] in ("out", "sum") and a["name"] not in UNASKED:
-            kind = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
-            t[a["name"]] = torch.full(kind, float("nan"), device=DEVICE, dtype=DTYPES.get(a["dtype"]))
+            shape = {"elem": (rows, cols), "row": (cols,), "channel": (CHANNELS,)}.get(a["kind"], (rows,))
+            t[a["name"]] = torch.full(shape, float("nan"), device=DEVICE, dtype=DTYPES.get(a["dtype"]))
     return t
 
 
-def peer(f, t):
-    """torch.compile of the same: the forward, or the backward that autograd gives, without the forward's time."""
-    torch._dynamo.reset()  # after eight versions of one function it would give up, and run it eagerly
-    fn = torch.compile(FORWARD[f["op"]], dynamic=False)
+def called(f, t, fn):
+    """A call of PyTorch's `fn`: the forward, or the backward that autograd gives, its graph kept, without the forward's time."""
     if not f["bwd"] and f["op"] not in ONE_PASS:
         return lambda: fn(t)
     leaves = {n: t[n].detach().requires_grad_() for n in LEAVES if n in t}
@@ -161,6 +162,11 @@ def peer(f, t):
     outs = out if isinstance(out, tuple) else (out,)
     douts = [t[n].to(out.dtype) for n, out in zip([n for n in ("dresidual_out", "dloss", "dout") if n in t], outs, strict=True)]
     return lambda: torch.autograd.grad(outs, list(leaves.values()), douts, retain_graph=True)
+
+
+def compiled(f, t):
+    torch._dynamo.reset()  # after eight versions of one function it would give up, and run it eagerly
+    return called(f, t, torch.compile(FORWARD[f["op"]], dynamic=False))
 
 
 def compare(f, t):
@@ -177,9 +183,14 @@ def moved_bytes(f, t):
     return sum(t[a["name"]].nbytes for a in f["arguments"] if a.get("kind") == "elem" and not a["unread"] and a["name"] in t)
 
 
+def sizes_of(f, *shape):
+    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS."""
+    return [shape[0] // CHANNELS, CHANNELS, shape[1]] if len(f["sizes"]) > len(shape) else list(shape)
+
+
 def bound(lib, f, t, stream=0):
     """The launcher on these tensors, called once."""
-    sizes = list(t["x"].shape)
+    sizes = sizes_of(f, *t["x"].shape)
     need = lib.workspace_bytes(f, sizes)
     t["workspace"] = torch.empty(max(need, 16), dtype=torch.uint8, device=DEVICE)
     values = {n: v.data_ptr() for n, v in t.items()} | SCALARS | {"workspace_bytes": need} | dict(zip(f["sizes"], sizes))
@@ -199,10 +210,28 @@ def measure(lib, f, cols, with_compile):
     source, target = (torch.randn(moved // 8, device=DEVICE) for _ in range(2))
     calls = {"kf": call, "copy": lambda: target.copy_(source)}
     if with_compile:
-        calls["compile"] = peer(f, t)
+        calls["compile"] = compiled(f, t)
     us = median_us(calls)
-    return {"function": f["name"], "sizes": [rows, cols], "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
+    return {"function": f["name"], "sizes": sizes_of(f, rows, cols), "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
             "gbps": moved / us["kf"] / 1e3, "speedup": {"compile": us["compile"] / us["kf"]} if with_compile else {}}
+
+
+def show(row):
+    beside = "".join(f"  {x:5.2f}x {peer}" for peer, x in row["speedup"].items())
+    sizes = " x ".join(map(str, row["sizes"]))
+    print(f"{row['function']:28} {sizes:>20} {row['us']['kf']:8.1f} us {row['percent_of_copy']:6.1f} % of copy{beside}", flush=True)
+
+
+def write(path, script, found):
+    """The results and where they come from."""
+    if not path:
+        return
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {"command": f"python3 {script} " + " ".join(sys.argv[1:]), "gpu": gpu, "torch": torch.__version__,
+            "data": "N(0, 1); compared with float64 before it was timed", "tensors": f"{MIB} MiB each: cold L2"}
+    path.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
 
 
 def main():
@@ -215,17 +244,8 @@ def main():
         for cols in o.cols:
             torch.cuda.empty_cache()
             found.append(measure(lib, f, cols, cols in o.compile))
-            row = found[-1]
-            beside = f"  {row['speedup']['compile']:5.2f}x torch.compile" if row["speedup"] else ""
-            print(f"{row['function']:28} {row['sizes'][0]:8} x {cols:<6} {row['us']['kf']:8.1f} us {row['percent_of_copy']:6.1f} % of copy{beside}",
-                  flush=True)
-    if o.out:
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        gpu = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-        o.out.parent.mkdir(parents=True, exist_ok=True)
-        head = {"command": "python3 bench/rows.py " + " ".join(sys.argv[1:]), "gpu": gpu, "torch": torch.__version__,
-                "data": "N(0, 1); compared with float64 before it was timed", "tensors": f"{MIB} MiB each: cold L2"}
-        o.out.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
+            show(found[-1])
+    write(o.out, "bench/rows.py", found)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,7 @@ def layer_norm_out(x, t, out, mean, rstd):
 
 def saved(t):
     """Where PyTorch puts the mean and rstd of rows."""
-    x = t["x"]
-    return [torch.empty(len(x), 1, dtype=torch.float32 if x.dtype == torch.float32 else x.dtype) for _ in range(2)]
+    return [torch.empty(len(t["x"]), 1, dtype=t["x"].dtype) for _ in range(2)]
 
 
 def _layer_norm(t):
@@ -110,37 +109,20 @@ EAGER_OUT = {
 }
 
 
-def eager(f, t):
-    """PyTorch as users call it: the forward, or autograd's gradient of it, its graph kept."""
-    fn = shared.FORWARD[f["op"]]
-    if not f["bwd"] and f["op"] not in shared.ONE_PASS:
-        return lambda: fn(t)
-    leaves = {n: t[n].detach().requires_grad_() for n in shared.LEAVES if n in t}
-    given = leaves | {n: t[n] for n in ("label",) if n in t}
-    if not f["bwd"]:
-        ones = torch.ones_like(t["loss"]).to(t["x"].dtype)
-        return lambda: torch.autograd.grad(fn(given), leaves["x"], ones)
-    out = fn(given)
-    outs = out if isinstance(out, tuple) else (out,)
-    douts = [t[n].to(out.dtype) for n, out in zip([n for n in ("dresidual_out", "dloss", "dout") if n in t], outs, strict=True)]
-    return lambda: torch.autograd.grad(outs, list(leaves.values()), douts, retain_graph=True)
-
-
 def measure(lib, f, rows, cols, timer):
     t = shared.tensors(f, rows, cols, DTYPES[f["dtypes"][0]])
-    if f["bwd"] and f["op"] == "softmax":
-        t["out"] = torch.softmax(t["out"].float(), -1).to(t["out"].dtype) if "x" not in t else t["out"]
     call = shared.bound(lib, f, t)
     shared.compare(f, t)
     moved = shared.moved_bytes(f, t)
     source, target = (torch.randn(moved // 8) for _ in range(2))
-    calls = {"kf": call, "copy": lambda: target.copy_(source), "copy_1": lambda: target.copy_(source), "eager": eager(f, t)}
+    calls = {"kf": call, "copy": lambda: target.copy_(source), "copy_1": lambda: target.copy_(source)}
+    calls["eager"] = shared.called(f, t, shared.FORWARD[f["op"]])
     if make := EAGER_OUT.get((f["op"], f["bwd"])):
         calls["eager_out"] = make(t)
     times = timer.measure({n: lambda i, c=c: c() for n, c in calls.items()}, 1, ROUNDS)
     us = {n: found["us"] for n, found in times.items() if "us" in found}
     copy = min(us["copy"], us["copy_1"])
-    return {"function": f["cpu_name"], "sizes": [rows, cols], "bytes": moved, "us": us, "percent_of_copy": 100 * copy / us["kf"],
+    return {"function": f["cpu_name"], "sizes": shared.sizes_of(f, rows, cols), "bytes": moved, "us": us, "percent_of_copy": 100 * copy / us["kf"],
             "gbps": moved / us["kf"] / 1e3, "speedup": {n: us[n] / us["kf"] for n in ("eager", "eager_out") if n in us},
             "failed": {n: found["failed"] for n, found in times.items() if "failed" in found}}
 

@@ -255,7 +255,7 @@ def _map_op(op, act, failures):
 # ---- ops over rows -----------------------------------------------------------------------------------------------
 
 ROWS, COLS = 6, 11
-SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1)}
+SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1)}  # of one batch
 
 
 def _row_op(op, act, failures):
@@ -295,7 +295,7 @@ def _row_op(op, act, failures):
         if not o.grad:
             continue
         want = exact[o.name]
-        value = np.broadcast_to(got[f"d{o.name}"], (ROWS, 1 if o.kind == "per_row" else COLS))
+        value = np.broadcast_to(got[f"d{o.name}"], SHAPES["elem" if o.kind == "row" else o.kind])
         value = value.sum(0) if o.kind == "row" else value
         points = {o.name: inputs[o.name]}
         _compare(failures, place, f"gradient for {o.name} against the derivative of ref", points, value, want, 1e-9 * np.abs(want) + 1e-11)

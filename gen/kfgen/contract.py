@@ -60,7 +60,8 @@ def _write(graph, roots):
 # ---- operands ----------------------------------------------------------------------------------------------------
 
 def shape(k, stream):
-    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:]}.get(stream.kind, k.sizes)
+    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:],
+             "per_plane": k.sizes[:2]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 
@@ -110,7 +111,7 @@ def arithmetic(k):
         return "Integer arithmetic, which wraps."
     text = f"Computed in {LONG[k.dtype.compute]}" + (", in an order that follows from axis and inner" if k.family == "reduce" and k.scratch else "")
     text += "." if stored == [k.dtype.compute] else f", each result rounded once, to {' or '.join(stored)}."
-    if k.sums:
+    if k.added:
         acc = k.dtype.acc.word
         text += f" Sums: {LONG[acc]} partial sums in a fixed order" + (", added up in float64." if acc != "f64" else ".")
     return text

@@ -42,7 +42,7 @@ DTYPE = {
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-ROWS = ("row", "channel", "per_row")  # what is smaller than the result
+ROWS = ("row", "channel", "per_row", "per_plane")  # what is smaller than the result
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Stream:
     """One tensor argument of a kernel."""
 
     name: str
-    kind: str  # elem, half, row, channel, per_row
+    kind: str  # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner]
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
     parts: tuple  # the names expressions use, two for "half"
@@ -289,7 +289,7 @@ class Kernel:
 
     def cpu_target(self, act):
         # C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones.
-        flavour = self.flavour if self.sums else self.act_flavour
+        flavour = self.flavour if self.added else self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
         return Target("kfi_cpu_", self.flavour, True,
                       act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
@@ -415,7 +415,12 @@ class Kernel:
     @property
     def scratch(self):
         """Whether there is a workspace."""
-        return bool(self.sums)
+        return bool(self.added)
+
+    @property
+    def added(self):
+        """Gradients that the second stage adds up."""
+        return self.sums
 
     @property
     def title(self):
@@ -578,7 +583,7 @@ class Kernel:
 
     @property
     def sum_kernels(self):
-        codes = f"KF_{self.dtype.acc.word.upper()}, KF_{self.sums[0].dtype.word.upper()}"
+        codes = f"KF_{self.dtype.acc.word.upper()}, KF_{self.added[0].dtype.word.upper()}"
         return ", ".join(f"KFI_ADDRESS(kfk_sum_{what}<{codes}>)" for what in ["partials"] + (["planes"] if self.has_channel else []))
 
     @property
@@ -604,7 +609,7 @@ class Kernel:
     def tensor_codes(self, reads):
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
-        kinds = {"elem": 0, "half": 1, "row": 2, "pair": 3, "per_row": 4}  # and the flags of core/check.h
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5}  # and the flags of core/check.h
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):

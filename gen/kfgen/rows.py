@@ -19,6 +19,7 @@ WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
 # what dropout has made, whose mask would be drawn again (costly).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
+PER_ROW = ("per_row", "per_plane")  # kinds of what is one per row
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
@@ -208,14 +209,16 @@ class RowKernel(Kernel):
         self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent) for o in op.operands]
         saved = {name: env[name] for name in op.saved}
 
+        per_row = "per_plane" if any(o.kind == "channel" for o in op.operands) else "per_row"
+
         def result(name, node, kind="", dtype=None, **more):
-            kind = kind or ("elem" if graph.level(node) == ELEM else "per_row")
+            kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
             return Stream(name, kind, dtype or (self.dtype if kind == "elem" else self.dtype.acc), "out", (name,), exprs=[node], **more)
 
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
-            self.outputs += [result(n, node, "per_row", required=False) for n, node in saved.items()]
+            self.outputs += [result(n, node, per_row, required=False) for n, node in saved.items()]
             replaced = {}
         else:
             grads = op_gradients(op, graph, env, outs)
@@ -224,8 +227,8 @@ class RowKernel(Kernel):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
                     twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == o.kind), "")
-                    self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind == "row" else "out", (f"d{o.name}",),
-                                               same_as=twin, exprs=[node], required=False))
+                    self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind in ("row", "channel") else "out",
+                                               (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
         self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
         for s, root in zip(self.outputs, self.roots):
@@ -233,7 +236,7 @@ class RowKernel(Kernel):
         read = self.graph.variables(self.roots)
         if self.bwd:
             again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
-            kept = [Stream(n, "per_row", self.dtype.acc, "in", (n,)) for n in saved]
+            kept = [Stream(n, per_row, self.dtype.acc, "in", (n,)) for n in saved]
             seeds = [replace(result(f"d{n}", node), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds
         linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
@@ -252,9 +255,12 @@ class RowKernel(Kernel):
         self.loads = [s for s in self.inputs if s.kind == "elem" and s.name in self.along]
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
         self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
-        self.values = [s for s in self.inputs if s.kind == "per_row" and s.reads != "never"]
+        self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
+        # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
+        self.plane_sums = [s for s in self.sums if s.kind == "channel"]
+        self.sums = [s for s in self.sums if s.kind == "row"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
-        self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
+        self.results_of_rows = [s for s in self.outputs if s.kind in PER_ROW]
         self.vec = 16 // max((s.dtype.size for s in self.loads + self.stores), default=self.dtype.size)
         reductions = stages(self.graph, self.roots)
         self.gathers = not reductions and not self.loads + self.row_loads + self.stores  # nothing goes along a row: a thread has it
@@ -271,7 +277,20 @@ class RowKernel(Kernel):
 
     @property
     def sizes(self):
-        return ["rows", "cols"]
+        return ["outer", "channels", "inner"] if self.has_channel else ["rows", "cols"]
+
+    @property
+    def extent(self):
+        """The same three for both: rows, or batches; channels; elements of a row."""
+        return "outer, channels, inner" if self.has_channel else "rows, 0, cols"
+
+    @property
+    def added(self):
+        return self.sums + self.plane_sums
+
+    @property
+    def sum_kernels(self):
+        return f"KFI_ADDRESS(kfk_sum_partials<KF_{self.dtype.acc.word.upper()}, KF_{self.added[0].dtype.word.upper()}>)"
 
     @property
     def tensors(self):
@@ -373,7 +392,8 @@ class RowKernel(Kernel):
     @property
     def posted(self):
         """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
-        return sorted((s for s in self.values if s.dtype.size >= 4 and not self.gathers), key=lambda s: -s.dtype.size)
+        there = [s for s in self.values if s.kind != "channel" and not self.gathers]
+        return sorted((s for s in there if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
 
     def posted_at(self, stream):
         """Its byte among those of a row."""
@@ -422,13 +442,13 @@ class RowKernel(Kernel):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
-        found += [f"{self.geometry} g"] + (["kfi_sums sums"] if self.sums else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
+        found += [f"{self.geometry} g"] + (["kfi_sums sums"] if self.added else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.loads + self.row_loads + self.values + self.picked + self.stores + self.results_of_rows]
-        found += ["g"] + (["sums"] if self.sums else []) + self.used_scalars
+        found += ["g"] + (["sums"] if self.added else []) + self.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
@@ -537,7 +557,8 @@ class RowKernel(Kernel):
 
     def cpu_value(self, s):
         """A row's value; a number in place of what is absent or not read."""
-        text = f"kfi_cpu_load_{s.dtype.word}({s.name}[row])" if s.dtype.size == 2 else f"({self.compute}){s.name}[row]"
+        of = f"{s.name}[{'channel' if s.kind == 'channel' else 'row'}]"
+        text = f"kfi_cpu_load_{s.dtype.word}({of})" if s.dtype.size == 2 else f"({self.compute}){of}"
         return f"{s.name} ? {text} : {s.absent or 0:g}" if s.absent is not None or s.reads == "act" else text
 
 

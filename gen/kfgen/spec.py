@@ -30,8 +30,9 @@ from kfgen.paths import SPECS
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
-# Of each family, the kinds of its operands. row: one value per column; per_row: one per row.
-FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row"), "reduce": ("elem",)}
+# Of each family, the kinds of its operands. row: one value per column; per_row: one per row; channel: one per channel of [outer,
+# channels, inner], where family "row" has a row for each plane.
+FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel"), "reduce": ("elem",)}
 REDUCING = ("row", "reduce")  # whose expressions reduce over a row; reduce: over any axis, and to nothing but that
 USER_ID = 1024  # the first id of users' own activations
 INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
@@ -417,7 +418,7 @@ def _operands(f, scalars, family):
         absent = value.get("absent")
         absent_at = family == "row" and value["kind"] != "elem"
         if absent is not None and (not absent_at or isinstance(absent, bool) or not isinstance(absent, (int, float))):
-            fix = 'a "row" or a "per_row" of an op over rows may be absent: absent = 1, its value then'
+            fix = 'a "row", a "per_row" or a "channel" of an op over rows may be absent: absent = 1, its value then'
             raise f.error("operands", f"{name} has absent = {absent!r}", fix)
         if absent is not None and not _in_every_dtype(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
@@ -439,8 +440,8 @@ def _operands(f, scalars, family):
     if not kinds & {"elem", "half"}:
         whole = " or ".join(f'"{kind}"' for kind in FAMILIES[family] if kind in ("elem", "half"))
         raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
-    if "channel" in kinds and kinds & {"row", "half"}:
-        raise f.error("operands", 'mixes "channel" with "row" or "half"', "an op has one kind of broadcast")
+    if "channel" in kinds and kinds & {"row", "half", "per_row"}:
+        raise f.error("operands", 'mixes "channel" with "row", "half" or "per_row"', "an op has one kind of broadcast")
     if "half" in kinds and any(o.kind == "row" and o.grad for o in operands):
         raise f.error("operands", 'has a "half" beside a "row" with a gradient', 'add grad = false to the "row", or take two "elem" for the "half"')
     return operands
@@ -488,7 +489,7 @@ def in_order(texts):
 def op_graph(op):
     """The op's graph: (graph, {name: node} of what it reads and of what is saved, {output: node}). An output over elements that
     another expression reads is a `stored` node there, which has the output's name."""
-    levels = {o.name: ROW for o in op.operands if o.kind == "per_row"} | dict.fromkeys(op.scalars, UNIFORM)
+    levels = {o.name: ROW for o in op.operands if o.kind in ("per_row", "channel")} | dict.fromkeys(op.scalars, UNIFORM)
     graph = Graph(levels if op.family in REDUCING else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     env |= {name: graph.var(name) for name in (*op.scalars, *{"map": (), "row": (COLUMN, COUNT), "reduce": (COUNT,)}[op.family])}

@@ -2,6 +2,8 @@
 """The checks of tests/cuda/test_robust.py themselves, without a GPU: they pass on launchers that keep the promises (the C
 functions, called as if they were launchers), and each broken promise is seen by its check."""
 
+import math
+
 import checks
 import counting
 import fakegpu
@@ -84,9 +86,8 @@ def test_large_on_small_tensors(bf16, gpu, f):
                 return self.lib.call(f, given)
             result = self.lib.call(f, given)
             for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
-                if a["role"] != "in" and given.get(a["name"]) and a.get("kind") in ("elem", "half", "per_row"):
-                    width = {"half": 2 * f_row(f, given), "per_row": int(
-                        checks.np.prod([given[s] for s in f["sizes"][2:]]))}.get(a["kind"], f_row(f, given))
+                if a["role"] != "in" and given.get(a["name"]) and "kind" in a and robust.batch_axis(a):
+                    width = math.prod(checks.shape_of((1, *(given[s] for s in f["sizes"][1:])), a["kind"]))
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
                     self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], step)
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):

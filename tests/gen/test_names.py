@@ -70,13 +70,13 @@ FAMILY = {
     "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
     # Weights may be float32 beside 2-byte tensors.
     "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
-    "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
+    "instance_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
     "cross_entropy_with_grad": (0, True, 4, False),
-    **dict.fromkeys(("sum", "mean", "max", "min", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
+    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "max", "min", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False)}
 
 

@@ -54,21 +54,28 @@ def sampled(f):
     return f["activation"] in ("none", "gelu") or turn % 6 == f["bwd"] or LEVEL > 1
 
 
+def rows_of(f, table):
+    """A table of [rows, cols] for the family row: of functions of [outer, channels, inner] so many planes."""
+    if len(f["sizes"]) == 2:
+        return table
+    return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
+
+
 def shapes(f):
     base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2)}[len(f["sizes"])]
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:
         base = base + SUMS[len(f["sizes"])]
-    base = base + LINES if f["family"] == "row" and whole_table(f) else base
+    base = base + rows_of(f, LINES) if f["family"] == "row" and whole_table(f) else base
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
 
 def runs(f, long=False):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
-    lengthy = {"row": LONG + (WALKED if whole_table(f) else []), "reduce": REDUCED_LONG}
-    found, more = [], lengthy.get(f["family"], []) if long else []
+    lengthy = {"map": [], "row": rows_of(f, LONG + (WALKED if whole_table(f) else [])) if f["family"] == "row" else [], "reduce": REDUCED_LONG}
+    found, more = [], lengthy[f["family"]] if long else []
     for i, (sizes, shift) in enumerate(shapes(f) + more):
         one = (VALUES[0 if [sizes, shift] in SUMS.get(len(sizes), []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import row_checks
 from kfgen import oracle
-from storage import EPS, MANTISSA, STORAGE, TINY, Failure, compare, draw, from_float, kernel_of, spec, to_float
+from storage import EPS, MANTISSA, STORAGE, TINY, Failure, compare, draw, from_float, kernel_of, shape_of, spec, to_float
 from storage import ulp as ulp  # for tests
 
 GUARD = 64
@@ -85,17 +85,6 @@ class CudaMemory:
 @functools.cache
 def bound_of(pattern, dtypes, bwd, act, files=()):
     return oracle.Bound(kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act])
-
-
-def shape_of(sizes, kind):
-    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner."""
-    if kind == "half":
-        return (sizes[0], 2 * sizes[1])
-    if kind == "per_row":
-        return (*sizes[:1], *sizes[2:])
-    if kind in ("row", "channel"):
-        return (sizes[1],)
-    return tuple(sizes)
 
 
 def spread(array, sizes, kind):

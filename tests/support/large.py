@@ -7,6 +7,8 @@ the small ones' bits (a result depends on its own row alone), and sums are compa
 A period is no divisor of a power of two.
 """
 
+import math
+
 import checks
 import numpy as np
 import robust
@@ -82,7 +84,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
         for name, a in call.tensors.items():
             if not robust.batch_axis(a) or given[name] is None:
                 continue
-            item, width = call.data[name].itemsize, {"half": 2 * row, "per_row": int(np.prod(rest[1:]))}.get(a["kind"], row)
+            item, width = call.data[name].itemsize, math.prod(checks.shape_of((1, *rest), a["kind"]))
             count = (first + behind) * width
             at = gpu.malloc(count * item + GUARD)
             owned.append(at)
@@ -107,7 +109,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
                 raise Failure(f"{where}: wrote behind the end of {name}")
             # What is known of the two pieces: results, or the input itself, which nobody may have changed.
             known = outputs[name] if name in outputs else call.data[name]
-            masks = threshold if name in outputs and call.tensors[name]["kind"] != "per_row" else None
+            masks = threshold if name in outputs and call.tensors[name]["kind"] in ("elem", "half") else None
             compare(gpu, call, f"{where}: {name}", given[name], known, tiles, masks, (first, behind), rows * width, width)
         sums = [a["name"] for a in call.tensors.values() if a["role"] == "sum" and a["name"] not in drop]
         if sums:

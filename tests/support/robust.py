@@ -158,7 +158,7 @@ def chained(gpu, lib, f, sizes, times=6):
 
 def batch_axis(a):
     """Whether a tensor has the axis that rows are counted along."""
-    return a["kind"] in ("elem", "half", "per_row")
+    return a["kind"] in ("elem", "half", "per_row", "per_plane")
 
 
 def alone(gpu, lib, f, sizes, shift):

@@ -15,14 +15,16 @@ from kfgen.spec import op_graph
 
 def extent(call):
     """(rows, cols)."""
-    return (call.sizes[0] * call.sizes[2], call.sizes[1]) if call.f["family"] == "reduce" else call.sizes
+    if call.f["family"] == "reduce":
+        return call.sizes[0] * call.sizes[2], call.sizes[1]
+    return (call.sizes[0] * call.sizes[1], call.sizes[2]) if len(call.sizes) == 3 else call.sizes  # planes, or rows
 
 
 def draw(rng, call, a, values):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
     rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
+    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2]}.get(a["kind"], (rows,))
     if a["dtype"] == "i64":  # labels, of which some are ignored
         return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
@@ -37,7 +39,7 @@ def draw(rng, call, a, values):
 def of_rows(call, array, kind):
     """From [rows, cols] to the tensor's shape."""
     if call.f["family"] != "reduce":
-        return array
+        return array.reshape(storage.shape_of(call.sizes, kind))
     outer, axis, inner = call.sizes
     return np.ascontiguousarray(array.reshape(outer, inner, axis).swapaxes(1, 2)) if kind == "elem" else array.reshape(outer, inner)
 
@@ -46,7 +48,9 @@ def columns(call, array, kind):
     """As [rows, cols]."""
     if call.f["family"] == "reduce" and kind == "elem":
         return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
-    return array.reshape(-1, 1) if kind == "per_row" else array
+    if kind == "channel":
+        return np.tile(array, call.sizes[0]).reshape(-1, 1)
+    return array if kind == "row" else array.reshape(extent(call) if kind == "elem" else (-1, 1))
 
 
 def key(call):
@@ -83,7 +87,7 @@ def fill(call):
     env = environment(call, call.data) | row_names(cols, np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
-        value = np.broadcast_to(value, (rows_, 1 if s.kind == "per_row" else cols)).reshape(call.data[s.name].shape)
+        value = np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)).reshape(call.data[s.name].shape)
         call.data[s.name] = np.ascontiguousarray(storage.from_float(value, s.dtype.word))
 
 
@@ -122,7 +126,7 @@ def check(call, got, weights=None):
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:
             continue
-        shape = (count, 1 if s.kind == "per_row" else cols)
+        shape = (count, cols if s.kind in ("elem", "row") else 1)
         want = np.broadcast_to(wants.get(s.name, value), shape)
         error = np.broadcast_to(error, shape) + (eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)))
         own = storage.to_float(got[s.name], s.dtype.word)
@@ -130,14 +134,16 @@ def check(call, got, weights=None):
         # Of a row where float32's range was left nothing else is known; what infinities give a gradient, see storage.compare.
         skip = np.broadcast_to(beyond[:, None], shape) & ~sure
         loose = np.broadcast_to(~finite & kernel.bwd, shape) & ~sure
+        if s.kind == "channel":  # the planes of a batch side by side
+            want, error, sure, skip, loose = (v.reshape(call.sizes[:2]) for v in (want, error, sure, skip, loose))
         if s.role == "sum":  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
             skip = (skip | (loose & np.isnan(want))).any(0) & ~sure.any(0)
             loose = False
-            times = np.ones(count) if weights is None else weights
+            times = np.ones(len(want)) if weights is None else weights
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms
-        own = columns(call, own, s.kind).reshape(want.shape)
+        own = own if s.role == "sum" else columns(call, own, s.kind)
         # The error that `found` came with is all of the bound: compare's scale is it in units of eps, slope one for what is
         # subnormal when it is stored. Its `top` excuses results of intermediates that left the range: 0, since those are skipped.
         with np.errstate(over="ignore"):

@@ -48,6 +48,19 @@ def from_float(x, dtype):
         return x.astype(STORAGE[dtype])
 
 
+def shape_of(sizes, kind):
+    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner."""
+    if kind == "half":
+        return (sizes[0], 2 * sizes[1])
+    if kind == "per_row":
+        return (*sizes[:1], *sizes[2:])
+    if kind == "per_plane":
+        return tuple(sizes[:2])
+    if kind in ("row", "channel"):
+        return (sizes[1],)
+    return tuple(sizes)
+
+
 @functools.cache
 def spec(files=()):
     return load(files)

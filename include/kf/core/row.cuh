@@ -23,6 +23,7 @@ struct kfi_line {
     int groups;  // rows of a block at a time
     int cluster; // blocks that have a row
     int loops;   // vectors of a thread where they are not held
+    kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels
 };
 
 #define KFI_SUM 0
@@ -423,6 +424,8 @@ struct kfi_row {
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory, in all and a thread
     bool per_row;    // some result is one per row
+    bool planes;     // rows are planes of [outer, channels, inner]
+    int plane_sums;  // gradients of channels: of each plane a value, which the second stage adds up over the batches
 };
 
 // Whether a row may have a cluster: all code of this file is for 9.0 or later.
@@ -482,20 +485,30 @@ KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsi
     return (size_t)(kfi_line_parts(g, threads, true) * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
 }
 
-KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,
-                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
 {
-    const kf_i64 sizes[] = {rows, cols};
-    kf_result_t result = kfi_check_sizes(&m.name, "rows cols", sizes, 2);
+    return kfi_fits(outer, channels, inner) ? (size_t)(outer * kfi_ceil(channels, 4) * 4) * (size_t)(sums * acc_size) : 0;
+}
+
+// [outer, cols], or [outer, channels, cols], which are as many rows as there are planes.
+KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 outer, kf_i64 channels, kf_i64 cols, kfi_line *g, void **args, kfi_sums *s,
+                              const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    const kf_i64 rows_sizes[] = {outer, cols}, planes_sizes[] = {outer, channels, cols};
+    kf_result_t result = m.planes ? kfi_check_sizes(&m.name, "outer channels inner", planes_sizes, 3) : kfi_check_sizes(&m.name, "rows cols", rows_sizes, 2);
     if (result != KF_SUCCESS) return result;
-    const kfi_shape shape = {rows, 0, cols};
-    if (m.sums ? cols == 0 && !m.per_row : rows == 0 || (cols == 0 && !m.per_row)) return KF_SUCCESS;
+    const kfi_shape shape = {outer, channels, cols};
+    const kf_i64 rows = m.planes ? outer * channels : outer;
+    const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
+    if (m.plane_sums ? channels == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
+    const int sums = m.sums + m.plane_sums;
     bool wanted = false; // sums that nobody wants need no workspace
-    for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = wanted ? kfi_row_workspace(rows, cols, m.vec, *m.held, m.sums, m.acc_size) : 0;
+    for (int k = 0; k < sums; ++k) wanted = wanted || s->out[k];
+    const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(outer, channels, cols, sums, m.acc_size)
+                                                     : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
@@ -506,22 +519,25 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 rows, kf_i64 cols, kfi_li
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have", (long long)rows,
                         (long long)cols);
-    if (m.sums) {
+    if (sums) {
         s->partial = wanted ? workspace : nullptr;
-        s->parts = parts;
-        s->count = cols;
-        s->stride = kfi_ceil(cols, 4) * 4;
+        s->parts = !m.plane_sums ? parts : nothing ? 0 : outer;
+        s->count = m.plane_sums ? channels : cols;
+        s->stride = kfi_ceil(s->count, 4) * 4;
     }
+    if (m.planes) g->channels = kfi_make_divisor(channels);
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
-    result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,
-                        (unsigned)g->cluster);
+    if (!nothing || m.sums)
+        result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,
+                            (unsigned)g->cluster);
     if (result != KF_SUCCESS || !wanted) return result;
     void *sum_args[] = {s};
-    const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)m.sums);
+    const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)sums);
     return kfi_launch(&m.name, sum_kernels[0], sum_blocks, KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
 #elif !defined(__CUDACC_RTC__)
 KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, unsigned, int, int) { return 0; }
+KF_FN size_t kfi_plane_workspace(kf_i64, kf_i64, kf_i64, int, int) { return 0; }
 #endif
 
 #endif

@@ -97,30 +97,49 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
     return (rows + per - 1) / per;
 }
 
-/* rows x cols. per_row: some result is one per row, which rows without columns have as well. */
-KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, kf_i64 rows, kf_i64 cols, void (*walk)(void *, kf_i64), int per_row, void *workspace, size_t workspace_bytes)
+/* A plane's value of gradient `sum`, which is added up over the batches; NULL: nobody wants any. */
+KFI_HOST char *kfi_plane_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
+{
+    return m->partial ? m->partial + (sum * m->rows + row) * m->acc_size : NULL;
+}
+KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
+{
+    return kfi_fits(outer, channels, inner) ? (size_t)(outer * channels) * (size_t)(sums * acc_size) : 0;
+}
+
+/* outer x cols; planes: outer x channels x cols, whose rows are the planes. per_row: some result is one per row, which rows without
+   columns have as well. */
+KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, kf_i64 outer, kf_i64 channels, kf_i64 cols, int planes, void (*walk)(void *, kf_i64), int per_row,
+                                  void *workspace, size_t workspace_bytes)
 {
     kfi_shape shape;
-    shape.rows = rows;
-    shape.channels = 0;
+    shape.rows = outer;
+    shape.channels = channels;
     shape.cols = cols;
-    m->elements = rows * cols;
-    m->rows = rows;
+    m->rows = planes ? outer * channels : outer;
     m->cols = cols;
-    if (cols == 0 ? !per_row || (rows == 0 && !m->sums) : rows == 0 && !m->sums) return KF_SUCCESS;
+    m->channels = channels;
+    m->elements = m->rows * cols;
+    const int nothing = m->rows == 0 || (cols == 0 && !per_row);
+    if (!m->sums ? nothing : planes ? channels == 0 : cols == 0 && !per_row) return KF_SUCCESS;
     kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
-    const size_t needed = wanted ? kfi_cpu_workspace(rows, 0, cols, 0, m->sums, m->acc_size) : 0;
+    const size_t needed = !wanted ? 0 : planes ? kfi_cpu_plane_workspace(outer, channels, cols, m->sums, m->acc_size)
+                                               : kfi_cpu_workspace(outer, 0, cols, 0, m->sums, m->acc_size);
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     m->partial = wanted ? (char *)workspace : NULL;
-    m->blocks = m->sums ? kfi_blocks_of(rows, m->elements) : kfi_row_blocks(rows, cols);
+    m->blocks = m->sums && !planes ? kfi_blocks_of(m->rows, m->elements) : kfi_row_blocks(m->rows, cols);
     if (m->blocks < 1) m->blocks = 1;
-    m->per_block = (rows + m->blocks - 1) / m->blocks;
-    kfi_parallel(m->blocks, walk, m, m->elements >= KF_OMP_MIN);
-    if (wanted) kfi_parallel((cols + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * cols >= KF_OMP_MIN);
+    m->per_block = (m->rows + m->blocks - 1) / m->blocks;
+    if (!planes || !nothing) kfi_parallel(m->blocks, walk, m, m->elements >= KF_OMP_MIN);
+    if (planes) { /* what is left to add up are the batches */
+        m->blocks = nothing ? 0 : outer;
+        m->cols = channels;
+    }
+    if (wanted) kfi_parallel((m->cols + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * m->cols >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
 
