@@ -41,7 +41,7 @@ def arguments():
     p.add_argument("--ops", nargs="*", default=list(FORWARD))
     p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
     p.add_argument("--compile", nargs="*", default=["sum", "logsumexp", "var"], help="ops for which torch.compile is timed, forward")
-    p.add_argument("--flags", nargs="*", default=["-O3", "-arch=native"], help="the compiler's")
+    p.add_argument("--flags", type=str.split, default=["-O3", "-arch=native"], help="the compiler's: --flags='-O3 -arch=native'")
     p.add_argument("--build-dir", type=pathlib.Path, default=shared.HERE.parent / "build-bench/reduce")
     return p.parse_args()
 

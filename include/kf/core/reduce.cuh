@@ -36,6 +36,7 @@ struct kfi_reduce {
 // Where a thread is. Its vectors begin at start + i * step for i < loops; they have `left` elements, the last one `last`.
 struct kfi_reduce_at {
     kf_i64 start, step, loops, full; // full: how many of them are whole vectors
+    kf_i64 counted;                  // how many are added up as they are: all, or (flat) the whole ones
     kf_i64 result;                   // the first of its `results` results
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
@@ -71,6 +72,7 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
         at.writes = y == 0;
     }
     at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
+    at.counted = g.flat ? at.full : at.loops; // columns are added up each by itself: what is behind the last one is not stored
     return at;
 }
 KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, kf_i64 i) { return i + 1 < at.loops ? at.left : i < at.loops ? at.last : 0; }
@@ -84,15 +86,9 @@ template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *d
     if (whole && left == vec) kfi_store<size * vec>(dst, src);
     else kfi_line_store<size, vec, 0>(dst, src, left);
 }
-// Of the vectors i to i + ahead: their elements; themselves, all on their way before the first is looked at.
-template <int vec, int ahead> KFI_DEVICE void kfi_reduce_lefts(int *left, const kfi_reduce_at &at, kf_i64 i)
-{
-    const bool all = i + ahead <= at.full;
-#pragma unroll
-    for (int u = 0; u < ahead; ++u) left[u] = all ? vec : kfi_reduce_left(at, i + u);
-}
+// The vectors i to i + ahead, all on their way before the first is looked at.
 template <int size, int vec, int whole, int ahead>
-KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_at &at, kf_i64 i, const int *left)
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_at &at, kf_i64 i)
 {
     const char *const first = (const char *)from + at.start * size;
     if (whole && i + ahead <= at.full) {
@@ -100,7 +96,7 @@ KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_at
         for (int u = 0; u < ahead; ++u) kfi_copy<size * vec>((char *)to + u * size * vec, first + (i + u) * at.step * size);
     } else {
 #pragma unroll
-        for (int u = 0; u < ahead; ++u) kfi_reduce_load<size, vec, whole>((char *)to + u * size * vec, first + (i + u) * at.step * size, left[u]);
+        for (int u = 0; u < ahead; ++u) kfi_reduce_load<size, vec, whole>((char *)to + u * size * vec, first + (i + u) * at.step * size, kfi_reduce_left(at, i + u));
     }
 }
 // One of each of a thread's results, from a tensor that has as many; NULL is not read.
@@ -185,6 +181,9 @@ struct kfi_reducing {
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
 #define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
 #endif
+#ifndef KFI_REDUCE_KEEP // set for tuning alone
+#define KFI_REDUCE_KEEP 8  // threads of an axis that is read again, as a power of two
+#endif
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
@@ -210,7 +209,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->stage = KFI_REDUCE_ALL;
     if (g->flat) {
         const kf_i64 vectors = kfi_ceil(axis, vec);
-        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), again ? all : 5); // threads keep what they need again
+        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), again ? kfi_log_up(KFI_REDUCE_THREADS, KFI_REDUCE_KEEP) : 5); // threads keep what they need again
         g->y = 0;
         if (vectors > KFI_REDUCE_THREADS * KFI_REDUCE_WHOLE) parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
         unit = (kf_i64)KFI_REDUCE_THREADS * vec;
