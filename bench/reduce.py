@@ -96,6 +96,10 @@ def compare(f, t):
         raise SystemExit(f"bench: {f['name']} {' x '.join(map(str, t['x'].shape))}: {name} is off by {error:.3g}")
 
 
+def label(shape):
+    return " x ".join("*" if n < 0 else str(n) for n in shape)
+
+
 def measure(lib, f, shape, cub_call, with_compile):
     dtype = DTYPES[f["dtypes"][0]]
     left = TOTAL * 2 // dtype.itemsize
@@ -115,7 +119,7 @@ def measure(lib, f, shape, cub_call, with_compile):
         fn, x = torch.compile(FORWARD[f["op"]], dynamic=False), t["x"]
         calls["compile"] = lambda: fn(x)
     us = shared.median_us(calls)
-    return {"function": f["name"], "sizes": sizes, "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
+    return {"function": f["name"], "shape": label(shape), "sizes": sizes, "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
             "gbps": moved / us["kf"] / 1e3, "speedup": {n: us[n] / us["kf"] for n in ("cub", "compile") if n in us}}
 
 

@@ -12,7 +12,7 @@ import pathlib
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
-         "compile_autograd": "torch.compile, autograd"}
+         "compile_autograd": "torch.compile, autograd", "cub": "CUB's sum of all elements as float32"}
 
 
 def geomean(values):
@@ -118,15 +118,23 @@ def heading(name, data):
 
 
 def rows_markdown(name, data):
-    """Of rows.py: percent of a copy by row length, and how many times as fast as torch.compile where it was timed."""
-    by = {}
+    """Of rows.py, rows_cpu.py and reduce.py: percent of a copy by row length or shape, and how many times as fast as the peers that
+    were timed."""
+    by, peers = {}, list(dict.fromkeys(n for r in data["rows"] for n in r["speedup"]))
+    reductions = "shape" in data["rows"][0]
     for r in data["rows"]:
-        against = f" ({r['speedup']['compile']:.2f}x)" if r["speedup"] else ""
-        by.setdefault(r["function"], {})[r["sizes"][1]] = f"{r['percent_of_copy']:.0f}{against}"
-    cols = sorted({c for found in by.values() for c in found})
+        if reductions and "compile" not in r["speedup"]:
+            continue
+        against = f" ({', '.join(f'{s:.2f}x' for s in r['speedup'].values())})" if r["speedup"] else ""
+        by.setdefault(r["function"], {})[r["shape"] if reductions else r["sizes"][-1]] = f"{r['percent_of_copy']:.0f}{against}"
+    cols = list(dict.fromkeys(c for found in by.values() for c in found))
+    m = data.get("machine")
+    where = f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, {m['compiler']}; `{m['flags']}`" if m else (
+        f"{data['gpu']}, torch {data['torch']}; tensors of {data['tensors']}")
     return "\n".join([
-        f"## {name}\n", f"{data['gpu']}, torch {data['torch']}; {data['data']}; tensors of {data['tensors']}.\n", f"    {data['command']}\n",
-        "Percent of a copy of as many bytes, by columns; in parentheses times as fast as torch.compile, where it was timed (below 1: slower):\n",
+        f"## {name}\n", f"{where}; {data['data']}.\n", f"    {data['command']}\n",
+        f"Percent of a copy of as many bytes, by {'outer x axis x inner' if reductions else 'columns'}; in parentheses times as fast as "
+        f"{' and '.join(PEERS[p] for p in peers)}, where there is such a peer or it was timed (below 1: slower):\n",
         table(["function", *map(str, cols)], [[f"`{f}`", *(found.get(c, "") for c in cols)] for f, found in by.items()])])
 
 

@@ -181,9 +181,6 @@ struct kfi_reducing {
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
 #define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
 #endif
-#ifndef KFI_REDUCE_KEEP // set for tuning alone
-#define KFI_REDUCE_KEEP 8  // threads of an axis that is read again, as a power of two
-#endif
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
@@ -208,8 +205,9 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->tiles = 1;
     g->stage = KFI_REDUCE_ALL;
     if (g->flat) {
+        // One warp where it is enough, or where the L1 cache has what it reads again; else a thread keeps its vectors.
         const kf_i64 vectors = kfi_ceil(axis, vec);
-        g->x = vectors > 1024 ? all : kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), again ? kfi_log_up(KFI_REDUCE_THREADS, KFI_REDUCE_KEEP) : 5); // threads keep what they need again
+        g->x = kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), vectors > (again ? 512 : 1024) ? all : 5);
         g->y = 0;
         if (vectors > KFI_REDUCE_THREADS * KFI_REDUCE_WHOLE) parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
         unit = (kf_i64)KFI_REDUCE_THREADS * vec;
