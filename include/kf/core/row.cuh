@@ -437,6 +437,22 @@ KF_FN int kfi_line_clusters()
     return kfi_overlaps() ? KFI_LINE_CLUSTER : 1;
 #endif
 }
+// Blocks that walk have their rows in shared memory, 208 KiB of it at most (RowKernel.held) beside what is fixed. Where a block may
+// have 99 KiB alone, as in all of 12.x, they have fewer threads.
+KF_FN void kfi_line_fit(kfi_held *how)
+{
+#ifdef __CUDA_ARCH_LIST__
+    const int list[] = {__CUDA_ARCH_LIST__};
+    for (int arch : list)
+        if (arch / 100 == 12) {
+            how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
+            how->threads = (int)kfi_clamp(how->threads, 0, how->most);
+            return;
+        }
+#else
+    (void)how;
+#endif
+}
 // Rows at a time, of blocks that walk down them: as many as an H200 has room for, 512 threads an SM, where gradients are added up
 // at most as many blocks as have room for their shared memory. Clusters of more than two leave one SM in eleven alone.
 #define KFI_LINE_RINGS 6
@@ -458,6 +474,7 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     kfi_held how = {};
     for (; found < holds; ++found) {
         how = kfi_held_of(held[found]);
+        if (found + 1 == holds && clusters > 1) kfi_line_fit(&how);
         const int limit = clusters > 1 ? how.most : how.alone, blocks = found + 1 < holds ? 1 : clusters;
         if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
     }
