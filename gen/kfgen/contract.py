@@ -19,7 +19,7 @@ def formulas(k):
         return [f"{name} = {one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
-    over = "rows" if not k.has_channel else "outer and inner"
+    over = "rows" if not k.has_channel else "outer" if k.family == "row" else "outer and inner"
     return lines + [f"{part} = " + (f"sum over {over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
 
 
@@ -145,8 +145,9 @@ def errors(k):
 
 
 def workspace(k):
-    return f"workspace: kf_[cpu_]{k.workspace.removeprefix('kf_')}({', '.join(k.sizes)}), aligned to 16" + (
-        "; 0 bytes for a short axis" if k.family == "reduce" else "")
+    text = "workspace: kf_[cpu_]{}({}), aligned to 16" + ("; 0 bytes for a short axis" if k.family == "reduce" else "")
+    whole = text.format(k.workspace.removeprefix("kf_"), ", ".join(k.sizes))
+    return whole if len(whole) <= WIDTH + 3 else text.format(k.workspace.removeprefix("kf_"), "sizes")
 
 
 # ---- the comment -------------------------------------------------------------------------------------------------

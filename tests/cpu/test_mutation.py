@@ -297,11 +297,17 @@ BROKEN = {
         "kf/core/row.h", r"kfi_parallel\(m->blocks,",
         "kfi_parallel(m->blocks - (m->blocks > 1),", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: blocks of fewer rows": (
-        "kf/core/row.h", r"\(rows \+ m->blocks - 1\) / m->blocks",
-        "rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
+        "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
+        "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
         "kf/ops/layer_norm.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
+    "row: another plane's channel": (
+        "kf/ops/instance_norm.h", r"row % m->channels",
+        "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
+    "row: the last batch's part of a channel's gradient": (
+        "kf/core/row.h", r"nothing \? 0 : outer;",
+        "nothing ? 0 : outer - 1;", ("kf_cpu_instance_norm_bwd_f32",)),
     "row: a row's values once an op": (
         "kf/ops/rms_norm.h", r"\n +(row1 = )",
         r"\nif (row == begin) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),

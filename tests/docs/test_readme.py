@@ -99,8 +99,8 @@ def test_measured_tables_go_between_their_marks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import readme
     text = README.read_text()
-    for name in ("h200", "rows", "cpu"):
+    for name in ("h200", "rows", "reduce", "cpu", "cpu_rows"):
         once = readme.filled(text, name, "### a table\n\\1")
         assert once.count("### a table\n\\1") == 1
         assert readme.filled(once, name, "### a table\n\\1") == once
-        assert [once.count(mark) for mark in ("<!-- bench:", "<!-- /bench:")] == [3, 3]
+        assert [once.count(mark) for mark in ("<!-- bench:", "<!-- /bench:")] == [5, 5]

@@ -84,6 +84,12 @@ SEEDED = {
     "the vectors behind a row's end": (
         "kf/ops/layer_norm.cuh", r"whole \? left > 0", "whole ? true",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
+    "another plane's channel": (
+        "kf/ops/instance_norm.cuh", r"channel = row - batch \* ", "channel = batch % ",
+        ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"), ()),
+    "the last batch's part of a channel's gradient": (
+        "kf/core/row.cuh", r"nothing \? 0 : outer;", "nothing ? 0 : outer - 1;",
+        ("kf_instance_norm_bwd_f32",), ()),
     "the row before on its way": (
         "kf/ops/rms_norm.cuh", r"start \+ leap", "start",
         ("kf_rms_norm_bwd_f32",), ()),
@@ -119,7 +125,7 @@ def caught(include, folder, functions, sanitizers):
             for f in functions:
                 rows = f["family"] == "row"  # of which a block is to walk down several
                 emu.set(sms=1 if rows else 132)
-                for sizes, values, shift in cases.runs(f) + ([((40, 1000), "normal", 0)] if rows else []):
+                for sizes, values, shift in cases.runs(f) + ([((40, 1000) if len(f["sizes"]) == 2 else (10, 4, 1000), "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
         except checks.Failure:
             found.add(way)

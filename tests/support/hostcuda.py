@@ -21,7 +21,8 @@ class Launches(ctypes.Structure):
 def build(functions, build_dir, architecture=900, flags=()):
     """The launchers, as kflib.build gives them; `seen` is what was launched last, and how often in all. architecture: what nvcc
     would be compiling for."""
-    flags = (*flags, "-O0", "-std=c++17", "-x", "c++", "-D__launch_bounds__(...)=", f"-D__CUDA_ARCH_LIST__={architecture}", f"-DKFT_ARCHITECTURE={architecture}",
+    flags = (*flags, "-O0", "-std=c++17", "-x", "c++", "-D__launch_bounds__(...)=", f"-D__CUDA_ARCH_LIST__={architecture}",
+             f"-DKFT_ARCHITECTURE={architecture}",
              "-DKFI_DEVICE=static inline __attribute__((unused))",
              "-isystem", str(toolkit.include()), "-include", str(HEADER), f"-DKFT_RUNTIME={zlib.crc32(HEADER.read_bytes())}")
     lib = kflib.build("cuda", functions, build_dir, flags, compiler="g++")
