@@ -47,7 +47,9 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
 static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
 {
     const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1);
-    return t->kind == KFT_ELEM ? all : t->kind == KFT_HALF ? 2 * all : t->kind != KFT_PER_ROW ? n[1] : n[0] * (sizes > 2 ? n[2] : 1);
+    if (t->kind == KFT_ELEM || t->kind == KFT_HALF) return t->kind == KFT_HALF ? 2 * all : all;
+    if (t->kind == KFT_PER_PLANE) return n[0] * n[1];
+    return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
 }
 
 /* Calls f once; *sum becomes a sum of its outputs' bytes: each is looked at. */
