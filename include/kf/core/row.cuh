@@ -424,8 +424,8 @@ struct kfi_row {
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory, in all and a thread
     bool per_row;    // some result is one per row
-    bool planes;     // rows are planes of [outer, channels, inner]
-    int plane_sums;  // gradients of channels: of each plane a value, which the second stage adds up over the batches
+    bool planes = false; // rows are planes of [outer, channels, inner]
+    int plane_sums = 0;  // gradients of channels: of each plane a value, which the second stage adds up over the batches
 };
 
 // Whether a row may have a cluster: all code of this file is for 9.0 or later.
