@@ -22,6 +22,9 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
+
+import store  # noqa: E402
+
 DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
 COLD_BYTES = 192 << 20                   # three times the largest L2 in use, and a little
 WHOLE = 256 << 20                        # tensors from here on evict themselves: one set of them is cold
@@ -199,14 +202,7 @@ def write(args, header, rows, left):
     if args.append and header.get("kept"):
         new = {(r["function"], tuple(r["sizes"])) for r in rows}
         kept = [r for r in header["kept"] if (r["function"], tuple(r["sizes"])) not in new]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    text = {k: v for k, v in header.items() if k != "kept"} | {"cases_left": left}
-    # One row per line: a changed figure is one line of a diff.
-    body = ",\n".join(json.dumps(r) for r in kept + rows)
-    head = json.dumps(text, indent=1)[:-2]
-    temporary = args.out.with_suffix(".tmp")
-    temporary.write_text(f'{head},\n "rows": [\n{body}\n ]\n}}\n')
-    temporary.replace(args.out)
+    store.write(args.out, {k: v for k, v in header.items() if k != "kept"} | {"cases_left": left}, kept + rows)
 
 
 def fill_compile_cache(args):

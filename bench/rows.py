@@ -8,7 +8,6 @@ the tests compare all of them. Times are medians.
 """
 
 import argparse
-import json
 import pathlib
 import subprocess
 import sys
@@ -17,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
 
 import kflib  # noqa: E402
+import store  # noqa: E402
 import torch  # noqa: E402
 import torch._functorch.config  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -228,10 +228,9 @@ def write(path, script, found):
         return
     asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     gpu = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = {"command": f"python3 {script} " + " ".join(sys.argv[1:]), "gpu": gpu, "torch": torch.__version__,
             "data": "N(0, 1); compared with float64 before it was timed", "tensors": f"{MIB} MiB each: cold L2"}
-    path.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
+    store.write(path, head, found)
 
 
 def main():

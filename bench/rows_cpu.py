@@ -8,7 +8,6 @@ A result is compared with float64 on its first rows before it is timed. Times ar
 """
 
 import argparse
-import json
 import math
 import os
 import pathlib
@@ -18,6 +17,7 @@ THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "2"))  # before any OpenM
 
 import machine  # noqa: E402
 import rows as shared  # noqa: E402
+import store  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
 
@@ -159,11 +159,10 @@ def main():
             print(f"{row['function']:36} {shape:>12} {row['us']['kf']:9.1f} us {row['percent_of_copy']:6.1f} % of copy  {beside}{failed}", flush=True)
     summary(found)
     if o.out:
-        o.out.parent.mkdir(parents=True, exist_ok=True)
         head = {"command": f"OMP_NUM_THREADS={THREADS} python3 bench/rows_cpu.py " + " ".join(sys.argv[1:]),
                 "machine": machine.describe("cpu", os.environ.get("CC", "gcc"), o.flags, THREADS), "rounds": ROUNDS,
                 "data": "N(0, 1); compared with float64 before it was timed"}
-        o.out.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
+        store.write(o.out, head, found)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,7 @@ def test_dropout_probabilities(lib, memory, f, p):
 TALL = {2: [(200, 24), (90, 700)], 3: [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
 
 
-PARTED = [f for f in numeric.IN_PLACE if f["workspace"] and (f["family"] == "map" or (f["family"] == "row" and len(f["sizes"]) == 2))]
-
-
-@numeric.each(PARTED, "name")
+@numeric.each([f for f in numeric.IN_PLACE if cases.walks(f)], "name")
 def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel")}
@@ -87,7 +84,7 @@ def test_multiprocessors(lib, emu, memory, f):
 @numeric.each([f for f in numeric.IN_PLACE if f["family"] == "row" and f["activation"] == "none" and not f["workspace"]], "name")
 def test_walked(lib, emu, memory, f):
     """A row's bits are the same whether a block has it alone or walks down many."""
-    for sizes in ((12, 3000), (12, 6000)) if len(f["sizes"]) == 2 else ((3, 4, 3000), (2, 6, 6000)):
+    for sizes in ((12, 3000), (12, 6000)) if not cases.planes(f) else ((3, 4, 3000), (2, 6, 6000)):
         try:
             found = [emu.set(sms=sms) or checks.run(lib, ordered(memory, f), f, sizes) for sms in (132, 1)]
         finally:

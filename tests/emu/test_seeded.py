@@ -125,7 +125,7 @@ def caught(include, folder, functions, sanitizers):
             for f in functions:
                 rows = f["family"] == "row"  # of which a block is to walk down several
                 emu.set(sms=1 if rows else 132)
-                for sizes, values, shift in cases.runs(f) + ([((40, 1000) if len(f["sizes"]) == 2 else (10, 4, 1000), "normal", 0)] if rows else []):
+                for sizes, values, shift in cases.runs(f) + ([((10, 4, 1000) if cases.planes(f) else (40, 1000), "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
         except checks.Failure:
             found.add(way)

@@ -2,6 +2,7 @@
 """What every CUDA launcher asks of the runtime, over one that only counts: launches on the caller's stream within the limits
 of every GPU, and a launch's own status as the result."""
 
+import cases
 import hostcuda
 import pytest
 import toolkit
@@ -44,12 +45,12 @@ def test_shared_memory(rows):
     for f in ROWS:
         cuda.seen.raised = 0
         for cols in (1, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21):
-            sizes = (1056, cols) if len(f["sizes"]) == 2 else (16, 66, cols)
+            sizes = (16, 66, cols) if cases.planes(f) else (1056, cols)
             call = Call(cuda, f).set(**dict(zip(f["sizes"], sizes))).set(workspace_bytes=2**60, workspace=2**60)
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
             assert cuda.call(f, call.values) == 0, f"{f['name']} {cols}: {cuda.detail}"
-        if f["workspace"] and len(f["sizes"]) == 2 and architecture == 900:
+        if f["workspace"] and architecture == 900:
             assert 48 << 10 < cuda.seen.raised, f["name"]
 
 
@@ -99,7 +100,7 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
         call = Call(cuda, f).set(**dict(zip(f["sizes"], LARGE[len(f["sizes"])])))
         for i, a in enumerate(tensors_of(f)):
             call.set(**{a["name"]: (i + 1) * 2**52})
-        if f["workspace"] and (f["family"] == "map" or (f["family"] == "row" and len(f["sizes"]) == 2)):  # these walk down the rows, few blocks
+        if cases.walks(f):  # a launch of few blocks
             call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
         else:
             call.set(workspace_bytes=2**60, workspace=2**60)

@@ -54,9 +54,19 @@ def sampled(f):
     return f["activation"] in ("none", "gelu") or turn % 6 == f["bwd"] or LEVEL > 1
 
 
+def planes(f):
+    """Whether the rows of a function of the row family are the planes of [outer, channels, inner]."""
+    return f["family"] == "row" and len(f["sizes"]) == 3
+
+
+def walks(f):
+    """Whether its blocks walk down the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
+    return bool(f["workspace"]) and f["family"] != "reduce" and not planes(f)
+
+
 def rows_of(f, table):
-    """A table of [rows, cols] for the family row: of functions of [outer, channels, inner] so many planes."""
-    if len(f["sizes"]) == 2:
+    """A table of [rows, cols] for the family row: so many planes where those are its rows."""
+    if not planes(f):
         return table
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 

@@ -511,8 +511,8 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
 KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 outer, kf_i64 channels, kf_i64 cols, kfi_line *g, void **args, kfi_sums *s,
                               const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    const kf_i64 rows_sizes[] = {outer, cols}, planes_sizes[] = {outer, channels, cols};
-    kf_result_t result = m.planes ? kfi_check_sizes(&m.name, "outer channels inner", planes_sizes, 3) : kfi_check_sizes(&m.name, "rows cols", rows_sizes, 2);
+    const kf_i64 sizes[] = {outer, m.planes ? channels : cols, cols};
+    kf_result_t result = kfi_check_sizes(&m.name, m.planes ? "outer channels inner" : "rows cols", sizes, m.planes ? 3 : 2);
     if (result != KF_SUCCESS) return result;
     const kfi_shape shape = {outer, channels, cols};
     const kf_i64 rows = m.planes ? outer * channels : outer;
