@@ -38,6 +38,20 @@ FORWARD["instance_norm_{act}"] = lambda t: F.instance_norm(
     t["x"].view(-1, CHANNELS, t["x"].shape[-1]), weight=t["weight"], bias=t["bias"], eps=EPS).view_as(t["x"])
 FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
 P = 0.1
+SCALE = 0.125
+HEADS = 16  # of attention's scores, at most as many queries as keys
+
+
+def seen(t):
+    """Attention's scores, those that are not seen -inf. A mask is [batch, queries, keys], or has a row for each of x."""
+    x, mask = t["x"] * SCALE, t["mask"]
+    x = x if mask.dim() == 2 else x.view(len(mask), -1, *mask.shape[1:])
+    mask = mask if mask.dim() == 2 else mask[:, None]
+    return (x + mask if mask.dtype != torch.bool else x.masked_fill(~mask, -torch.inf)).view_as(t["x"])
+
+
+FORWARD |= {op: lambda t: F.softmax(seen(t), -1) for op in ("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax")}
+
 
 
 def after_sum(norm):
@@ -57,11 +71,12 @@ def dropped(norm):
 
 
 FORWARD |= {f"add_{norm}": after_sum(norm) for norm in ("rms_norm_{act}", "layer_norm_{act}")}
-FORWARD["layer_norm_{act}_dropout"] = dropped("layer_norm_{act}")
+FORWARD |= {f"{op}_dropout": dropped(op) for op in ("layer_norm_{act}", "scale_mask_softmax")}
 LEAVES = ("x", "residual", "weight", "bias")
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
-SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "p": P, "seed": 7, "offset": 11}
+SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "scale": SCALE, "p": P,
+           "seed": 7, "offset": 11}
 
 
 def arguments():
@@ -100,11 +115,15 @@ def results(f, t):
 
 def reference(f, t):
     """Results and gradients of the first rows in float64."""
-    if f["bwd"] and f["op"] == "log_softmax":  # of the values it is given: rounded, a logarithm of -8 is off by 1 / 64
+    if f["bwd"] and any(a["name"] == "out" for a in f["arguments"]):  # of the values it is given, since its terms cancel
         dout, out = (t[n][:ROWS].double() for n in ("dout", "out"))
-        return {"dx": dout - out.exp() * dout.sum(-1, keepdim=True)}
+        if f["op"] == "log_softmax":
+            return {"dx": dout - out.exp() * dout.sum(-1, keepdim=True)}
+        return {"dx": out * (dout - (dout * out).sum(-1, keepdim=True)) * (SCALE if "scale_" in f["op"] else 1)}
     leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in LEAVES if n in t}
     given = {n: t[n][:ROWS] for n in ("label",) if n in t}
+    if "mask" in t:
+        given["mask"] = t["mask"][0][torch.arange(ROWS, device=DEVICE) % t["mask"].shape[1]]
     if f["dropout"]:
         rows, cols = leaves["x"].shape
         words = philox(SCALARS["seed"], SCALARS["offset"], rows * cols).reshape(rows, cols)
@@ -124,6 +143,15 @@ def tensors(f, rows, cols, dtype):
     for a in f["arguments"]:
         if a.get("kind") in ("row", "channel") and a["role"] == "in":
             t[a["name"]] = torch.randn(cols if a["kind"] == "row" else CHANNELS, device=DEVICE).to(dtype)
+    if f["op"].startswith("scale_"):
+        batch, _, queries, _ = sizes_of(f, rows, cols)
+        drawn = torch.rand(batch, queries, cols, device=DEVICE) < 0.7
+        if f["op"] == "scale_causal_softmax":  # a mask for PyTorch alone
+            drawn = torch.ones(1, queries, cols, device=DEVICE, dtype=torch.bool).tril(cols - queries)
+        drawn[..., 0] = True
+        t["mask"] = drawn if "bool" in f["op"] or "causal" in f["op"] else torch.where(drawn, torch.randn_like(drawn, dtype=dtype), -torch.inf)
+    if f["op"] == "scale_mask_softmax_dropout":
+        t["lse"] = seen(t).float().logsumexp(-1)
     if "cross_entropy" in f["op"]:
         t["label"] = torch.randint(cols, (rows,), device=DEVICE)
         t["lse"] = torch.cat([part.float().logsumexp(-1) for part in t["x"].chunk(16)])
@@ -154,7 +182,7 @@ def called(f, t, fn):
     if not f["bwd"] and f["op"] not in ONE_PASS:
         return lambda: fn(t)
     leaves = {n: t[n].detach().requires_grad_() for n in LEAVES if n in t}
-    given = leaves | {n: t[n] for n in ("label",) if n in t}
+    given = leaves | {n: t[n] for n in ("label", "mask") if n in t}
     if not f["bwd"]:
         ones = torch.ones_like(t["loss"]).to(t["x"].dtype)
         return lambda: torch.autograd.grad(fn(given), leaves["x"], ones)
@@ -184,7 +212,11 @@ def moved_bytes(f, t):
 
 
 def sizes_of(f, *shape):
-    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS."""
+    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS, those of queries are of HEADS."""
+    if "heads" in f["sizes"]:
+        rows, cols = shape
+        queries = min(cols, rows // HEADS)
+        return [rows // (HEADS * queries), HEADS, queries, cols]
     return [shape[0] // CHANNELS, CHANNELS, shape[1]] if len(f["sizes"]) > len(shape) else list(shape)
 
 

@@ -10,7 +10,7 @@ import scipy.special as sp
 
 from kfgen import model, oracle, row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, row_names, substitute
+from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 from kfgen.spec import op_graph
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
@@ -255,16 +255,17 @@ def _map_op(op, act, failures):
 # ---- ops over rows -----------------------------------------------------------------------------------------------
 
 ROWS, COLS = 6, 11
-SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1)}  # of one batch
+SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1), "shared": (ROWS, COLS)}  # of one batch, one head
 
 
 def _row_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
     rng = np.random.default_rng(11)
-    scalars = op.scalars | act.scalars
+    scalars = op.scalars | act.scalars | query_names(ROWS, ROWS // 2, np)
     inputs = {o.name: rng.standard_normal(SHAPES[o.kind]) for o in op.operands}
     inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
     inputs |= {o.name: rng.integers(0, COLS, SHAPES[o.kind]).astype(np.float64) for o in op.operands if o.dtype == "i64"}
+    inputs |= {o.name: (rng.random(SHAPES[o.kind]) < 0.7).astype(np.float64) for o in op.operands if o.dtype == "u8"}
 
     mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}
 

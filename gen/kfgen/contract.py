@@ -61,7 +61,7 @@ def _write(graph, roots):
 
 def shape(k, stream):
     sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:],
-             "per_plane": k.sizes[:2]}.get(stream.kind, k.sizes)
+             "per_plane": k.sizes[:2], "per_query": k.sizes[:3], "shared": k.sizes[:1] + k.sizes[2:]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 

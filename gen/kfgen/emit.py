@@ -40,6 +40,8 @@ class Target:
     def const(self, value):
         if self.flavour in ("i32", "i64"):
             return f"{int(value)}" if self.flavour == "i32" else f"(kf_i64){int(value)}"
+        if value == float("inf"):
+            return ("(double)" if self.flavour == "f64" else "") + ("INFINITY" if self.masks else "__int_as_float(0x7f800000)")
         text = repr(float(value))
         return text if self.flavour == "f64" else text + "f"
 

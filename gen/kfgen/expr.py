@@ -66,7 +66,10 @@ OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
 UNIFORM, ROW, ELEM = range(3)
 COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
 COLUMN = "column"  # the place of an element in its row, from 0 on
-ROW_NAMES = (COLUMN, COUNT, PER_COUNT)
+# Of [batch, heads, queries, keys], whose rows are the queries of a head: which one a row is, from 0 on, and how many there are.
+QUERY, QUERIES = "query", "queries"
+INF = "inf"
+ROW_NAMES = (COLUMN, COUNT, PER_COUNT, QUERY, QUERIES, INF)
 BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
@@ -78,6 +81,11 @@ WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "di
 ROW_WORDS = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
+
+
+def query_names(rows, queries, np):
+    """The same of so many rows, of which `queries` in turn are a head's."""
+    return {QUERY: (np.arange(float(rows)) % max(queries, 1)).reshape(-1, 1), QUERIES: np.float64(queries)}
 
 
 def row_names(n, np):
@@ -102,7 +110,7 @@ class Graph:
     def __init__(self, levels=None):
         """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not."""
         self.nodes, self._index, self._level = [], {}, {}
-        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, **levels}
+        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, QUERY: ROW, QUERIES: UNIFORM, **levels}
 
     def add(self, op, *args, value=None):
         node = Node(op, args, value)

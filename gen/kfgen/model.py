@@ -24,7 +24,7 @@ class Dtype:
     @property
     def device(self):
         """The type in device code: NVRTC has no int64_t."""
-        return {"i32": "kf_i32", "i64": "kf_i64"}.get(self.word, self.ctype)
+        return {"i32": "kf_i32", "i64": "kf_i64", "u8": "unsigned char"}.get(self.word, self.ctype)
 
     @property
     def compute_ctype(self):
@@ -38,11 +38,11 @@ class Dtype:
 DTYPE = {
     "f32": Dtype("f32", "float", 4, "f32", "f32"), "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
     "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"), "f64": Dtype("f64", "double", 8, "f64", "f64"),
-    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64")}
+    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64"), "u8": Dtype("u8", "uint8_t", 1, "f32", "f32")}
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-ROWS = ("row", "channel", "per_row", "per_plane")  # what is smaller than the result
+ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "shared")  # what is smaller than the result
 
 
 @dataclass
@@ -50,7 +50,9 @@ class Stream:
     """One tensor argument of a kernel."""
 
     name: str
-    kind: str  # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner]
+    # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner], per_query: one per row of [batch, heads,
+    # queries, keys], shared: [batch, queries, keys]
+    kind: str
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
     parts: tuple  # the names expressions use, two for "half"
@@ -609,7 +611,8 @@ class Kernel:
     def tensor_codes(self, reads):
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
-        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5}  # and the flags of core/check.h
+        # As core/check.h has them, and the flags.
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "shared": 6}
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):

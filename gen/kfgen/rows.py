@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kfgen import model
 from kfgen.emit import Target, emit, reads
-from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
 from kfgen.spec import SpecError, op_gradients, op_graph
 
@@ -19,8 +19,10 @@ WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
 # what dropout has made, whose mask would be drawn again (costly).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
-PER_ROW = ("per_row", "per_plane")  # kinds of what is one per row
+PER_ROW = ("per_row", "per_plane", "per_query")  # kinds of what is one per row
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
+# How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's.
+SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"]}
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
 
@@ -205,11 +207,13 @@ class RowKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = op_graph(op)
-        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"]}
-        self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent) for o in op.operands]
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
-
-        per_row = "per_plane" if any(o.kind == "channel" for o in op.operands) else "per_row"
+        kinds, whole = {o.kind for o in op.operands}, graph.variables([*outs.values(), *saved.values()])
+        self.layout = "planes" if "channel" in kinds else "heads" if "shared" in kinds or whole & {QUERY, QUERIES} else "rows"
+        per_row = {"planes": "per_plane", "heads": "per_query", "rows": "per_row"}[self.layout]
+        self.operands = [Stream(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
+                         for o in op.operands]
 
         def result(name, node, kind="", dtype=None, **more):
             kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
@@ -226,8 +230,8 @@ class RowKernel(Kernel):
             for o, stream in zip(op.operands, self.operands):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
-                    twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == o.kind), "")
-                    self.outputs.append(Stream(f"d{o.name}", o.kind, stream.dtype, "sum" if o.kind in ("row", "channel") else "out",
+                    twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == stream.kind), "")
+                    self.outputs.append(Stream(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in ("row", "channel") else "out",
                                                (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
         self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
@@ -252,7 +256,8 @@ class RowKernel(Kernel):
         self.along = {graph.nodes[i].value for graph, roots in [copy(self.graph, self.roots, picked)] for i in graph.reachable(roots)}
 
     def _schedule(self):
-        self.loads = [s for s in self.inputs if s.kind == "elem" and s.name in self.along]
+        self.loads = [s for s in self.inputs if s.kind in ("elem", "shared") and s.name in self.along]
+        self.shared = [s for s in self.loads if s.kind == "shared"]
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
         self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
         self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
@@ -277,12 +282,12 @@ class RowKernel(Kernel):
 
     @property
     def sizes(self):
-        return ["outer", "channels", "inner"] if self.has_channel else ["rows", "cols"]
+        return SIZES[self.layout]
 
     @property
-    def extent(self):
-        """The same three for both: rows, or batches; channels; elements of a row."""
-        return "outer, channels, inner" if self.has_channel else "rows, 0, cols"
+    def layout_code(self):
+        """KFI_LAYOUT_… of core/check.h."""
+        return list(SIZES).index(self.layout)
 
     @property
     def added(self):
@@ -336,9 +341,13 @@ class RowKernel(Kernel):
 
     @property
     def counts(self):
-        """What the expressions read of a row's length: [(name, what it is of the length as a T)]."""
+        """What the expressions read of a call's sizes: [(name, what comes before the size as a T, the size)]."""
         read = self.graph.variables(self.roots)
-        return [(name, form) for name, form in ((COUNT, ""), (PER_COUNT, "1 / ")) if name in read]
+        return [(name, form, of) for name, form, of in ((COUNT, "", "cols"), (PER_COUNT, "1 / ", "cols"), (QUERIES, "", "queries")) if name in read]
+
+    @property
+    def reads_query(self):
+        return QUERY in self.graph.variables(self.roots)
 
     @property
     def slots(self):
@@ -358,6 +367,8 @@ class RowKernel(Kernel):
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
         most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
+        if loads > 2 and self.transcendental:  # values and what is computed of them: 128 registers
+            return [(4, 256, 256, 256), walk]
         if loads > 1:
             return [(4, 512, 512, 512), walk]
         if self.transcendental:  # what is computed of a value is held as well: 32 of them
@@ -510,6 +521,8 @@ class RowKernel(Kernel):
         """An element of a tile of the C backend."""
         if s.dtype.word == "f16":
             return f"{s.name}_f[j]"
+        if s.dtype.word == "u8":
+            return f"({self.compute})({s.name}[j] != 0)"
         return f"kfi_cpu_load_bf16({s.name}[j])" if s.dtype.word == "bf16" else f"{s.name}[j]"
 
     def cpu_cast(self, s, text):
@@ -530,14 +543,16 @@ class RowKernel(Kernel):
 
     def cpu_tile(self, s):
         """A whole tile of an operand, which begins at column i."""
-        if s.kind == "row":
-            return f"{s.name} ? {s.name} + i : {s.name}_t" if s.absent is not None else f"{s.name} + i"
-        return f"{s.name} + row * cols + i"
+        start = self.cpu_start(s)
+        return f"{s.name} ? {s.name} + {start} : {s.name}_t" if s.absent is not None else f"{s.name} + {start}"
+
+    def cpu_start(self, s):
+        """Its element in column i of a row."""
+        return {"row": "i", "shared": "kfi_shared * cols + i"}.get(s.kind, "row * cols + i")
 
     def cpu_tail(self, s):
         """The statement that copies what is left of a row."""
-        start = "i" if s.kind == "row" else "row * cols + i"
-        copy = f"kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+        copy = f"kfi_tail({s.name}_t, {s.name} + {self.cpu_start(s)}, left, {s.dtype.size});"
         return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 
     def cpu_picked(self, pick):

@@ -13,8 +13,11 @@ from kfgen.expr import (
     COLUMN,
     COUNT,
     ELEM,
+    INF,
     OVER_ROWS,
     PRIMITIVES,
+    QUERIES,
+    QUERY,
     ROW,
     ROW_NAMES,
     UNIFORM,
@@ -31,8 +34,9 @@ FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
 # Of each family, the kinds of its operands. row: one value per column; per_row: one per row; channel: one per channel of [outer,
-# channels, inner], where family "row" has a row for each plane.
-FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel"), "reduce": ("elem",)}
+# channels, inner], where family "row" has a row for each plane; shared: [batch, queries, keys], where the others are [batch, heads,
+# queries, keys] and a row is a query's.
+FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel", "shared"), "reduce": ("elem",)}
 REDUCING = ("row", "reduce")  # whose expressions reduce over a row; reduce: over any axis, and to nothing but that
 USER_ID = 1024  # the first id of users' own activations
 INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
@@ -45,11 +49,12 @@ DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
-    "act", "act_bwd", "ahead", "args", "at", "axis",
-    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first",
-    "i", "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "left", "m", "map", "memset", "mode", "more", "n", "next",
-    "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row", "rows", "scalars", "seed",
-    "shared", "size", "size_t", "sized", "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
+    "act", "act_bwd", "ahead", "args", "at", "axis", "batch",
+    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first", "heads", "i",
+    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "m", "map", "memset", "mode",
+    "more", "n", "next", "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
+    "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
+    "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
     "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
     "words", "workspace", "workspace_bytes",
     # C, C++ and CUDA; Python, in which expressions are parsed
@@ -61,8 +66,10 @@ RESERVED = {
     "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
 } | set(keyword.kwlist) | (set(PRIMITIVES) - OVER_ROWS) | {"dropout"}
 
-# And those of the reduce family's code alone.
-AXIS_NAMES = ("all", "block", "c", "codes", "context", "counts", "memcpy", "op", "stage", "stop", "unit", "walk", "whole")
+# And those of one family's code alone.
+FAMILY_NAMES = {"map": (), "reduce": ("all", "block", "c", "codes", "context", "counts", "memcpy", "op", "stage", "stop", "unit", "walk", "whole"),
+                "row": ("apart", "begin", "block", "buffer", "channel", "context", "end", "held", "inside", "kept", "leap", "limit", "loops",
+                        "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "start", "there", "walk", "way", "whole")}
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
 
@@ -116,7 +123,9 @@ class Activation:
 class Operand:
     name: str
     kind: str
-    dtype: str = "T"  # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "i64" whole numbers, such as labels
+    # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "i64" whole numbers, such as labels, "u8" conditions, read
+    # as 0 or 1
+    dtype: str = "T"
     grad: bool = True
     parts: tuple = ()  # the names of the two halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
@@ -373,7 +382,7 @@ def _row_fields(f, family, taken, operands):
         raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
-        for name in (*ROW_NAMES, *(AXIS_NAMES if family == "reduce" else ())):
+        for name in (*ROW_NAMES, *FAMILY_NAMES[family]):
             if family in REDUCING and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
     for field_, table in (("saved", saved), ("grads", grads)):
@@ -381,7 +390,7 @@ def _row_fields(f, family, taken, operands):
             if not isinstance(text, str):
                 raise f.error(field_, f"{name} is {text!r}", "give it an expression, in quotes")
     for name in saved:
-        if not usable(name) or name in names or name in ROW_NAMES:
+        if not usable(name) or name in names or name in (*ROW_NAMES, *FAMILY_NAMES["row"]):
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
     wanted = [o.name for o in operands if o.grad]
     for name in grads:
@@ -418,16 +427,17 @@ def _operands(f, scalars, family):
         absent = value.get("absent")
         absent_at = family == "row" and value["kind"] != "elem"
         if absent is not None and (not absent_at or isinstance(absent, bool) or not isinstance(absent, (int, float))):
-            fix = 'a "row", a "per_row" or a "channel" of an op over rows may be absent: absent = 1, its value then'
+            fix = 'a "row", a "per_row", a "channel" or a "shared" of an op over rows may be absent: absent = 1, its value then'
             raise f.error("operands", f"{name} has absent = {absent!r}", fix)
         if absent is not None and not _in_every_dtype(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         others = {"map": ("acc",), "row": ("acc", "U"), "reduce": ()}[family] if operand.kind not in ("elem", "half") else ()
-        others += ("i64",) if operand.kind == "per_row" and not operand.grad else ()
+        others = {"shared": ()}.get(operand.kind, others)
+        others += {"per_row": ("i64",), "shared": ("u8",)}.get(operand.kind, ()) if not operand.grad else ()
         if operand.dtype not in ("T", *others):
-            fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" may be "acc" or "U", and a "per_row" with '
-                   'grad = false "i64"')
+            fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" and "shared" may be "acc" or "U", a "per_row" with '
+                   'grad = false "i64", a "shared" "u8"')
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
@@ -440,8 +450,11 @@ def _operands(f, scalars, family):
     if not kinds & {"elem", "half"}:
         whole = " or ".join(f'"{kind}"' for kind in FAMILIES[family] if kind in ("elem", "half"))
         raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
-    if "channel" in kinds and kinds & {"row", "half", "per_row"}:
-        raise f.error("operands", 'mixes "channel" with "row", "half" or "per_row"', "an op has one kind of broadcast")
+    if "channel" in kinds and kinds & {"row", "half", "per_row", "shared"}:
+        raise f.error("operands", 'mixes "channel" with "row", "half", "per_row" or "shared"', "an op has one kind of broadcast")
+    for o in operands:
+        if o.kind == "shared" and o.grad:
+            raise f.error("operands", f"{o.name} is shared by heads and has a gradient", "add grad = false to it")
     if "half" in kinds and any(o.kind == "row" and o.grad for o in operands):
         raise f.error("operands", 'has a "half" beside a "row" with a gradient', 'add grad = false to the "row", or take two "elem" for the "half"')
     return operands
@@ -492,7 +505,8 @@ def op_graph(op):
     levels = {o.name: ROW for o in op.operands if o.kind in ("per_row", "channel")} | dict.fromkeys(op.scalars, UNIFORM)
     graph = Graph(levels if op.family in REDUCING else None)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
-    env |= {name: graph.var(name) for name in (*op.scalars, *{"map": (), "row": (COLUMN, COUNT), "reduce": (COUNT,)}[op.family])}
+    env |= {name: graph.var(name) for name in (*op.scalars, *{"map": (), "row": (COLUMN, COUNT, QUERY, QUERIES), "reduce": (COUNT,)}[op.family])}
+    env |= {INF: graph.const(float("inf"))} if op.family in REDUCING else {}
     extra = ({} if op.family == "reduce" else {"dropout": None}) | ({"act": None} if op.has_act else {})
     if op.family == "map":
         return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
@@ -555,6 +569,10 @@ def _check_rows(op, graph, env, outputs):
     def wrong(field_, problem, fix):
         return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
 
+    read = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+    odd = next((o for o in op.operands if o.kind in ("row", "channel")), None)
+    if odd and (read & {QUERY, QUERIES} or any(o.kind == "shared" for o in op.operands)):
+        raise wrong("operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
     if op.types == "pairs":
         raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
     columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}

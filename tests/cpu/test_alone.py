@@ -9,7 +9,7 @@ import robust
 from conftest import BUILD
 
 # One row of more columns than are repeated, and planes that are wider and narrower than a tile.
-MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)]}
+MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)], 4: [((3, 2, 2, 2311), 0)]}
 
 
 @pytest.fixture(scope="module")

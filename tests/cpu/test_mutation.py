@@ -302,6 +302,15 @@ BROKEN = {
     "row: the activation's argument without the bias": (
         "kf/ops/layer_norm.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
+    "row: another query's mask": (
+        "kf/ops/scale_bool_mask_softmax.h", r"kfi_shared = kfi_turn / m->channels",
+        "kfi_shared = kfi_turn % (m->rows / m->channels)", ("kf_cpu_scale_bool_mask_softmax_f32", "kf_cpu_scale_bool_mask_softmax_bf16",)),
+    "row: another batch's queries": (
+        "kf/ops/scale_mask_softmax.h", r"kfi_batch \* m->channels \+ kfi_turn % m->channels",
+        "kfi_turn % m->channels", ("kf_cpu_scale_mask_softmax_f32", "kf_cpu_scale_mask_softmax_f64",)),
+    "row: a query later than it is": (
+        "kf/ops/scale_causal_softmax.h", r"\(row % m->queries\)",
+        "(row % m->queries + 1)", ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16",)),
     "row: another plane's channel": (
         "kf/ops/instance_norm.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
@@ -345,5 +354,6 @@ def test_several_parts(memory):
                  if (f["cpu_workspace"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
     lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
     for f in functions:
-        for sizes in {2: [(600, 403), (601, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)]}[len(f["sizes"])]:
+        large = {2: [(600, 403), (601, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)], 4: [(6, 10, 10, 403)]}
+        for sizes in large[len(f["sizes"])]:
             checks.run(lib, memory, f, sizes)

@@ -84,7 +84,7 @@ def test_multiprocessors(lib, emu, memory, f):
 @numeric.each([f for f in numeric.IN_PLACE if f["family"] == "row" and f["activation"] == "none" and not f["workspace"]], "name")
 def test_walked(lib, emu, memory, f):
     """A row's bits are the same whether a block has it alone or walks down many."""
-    for sizes in ((12, 3000), (12, 6000)) if not cases.planes(f) else ((3, 4, 3000), (2, 6, 6000)):
+    for sizes, _ in cases.rows_of(f, [[(12, 3000), 0], [(12, 6000), 0]]):
         try:
             found = [emu.set(sms=sms) or checks.run(lib, ordered(memory, f), f, sizes) for sms in (132, 1)]
         finally:

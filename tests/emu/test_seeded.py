@@ -90,6 +90,18 @@ SEEDED = {
     "the last batch's part of a channel's gradient": (
         "kf/core/row.cuh", r"nothing \? 0 : outer;", "nothing ? 0 : outer - 1;",
         ("kf_instance_norm_bwd_f32",), ()),
+    "another query's mask": (
+        "kf/ops/scale_bool_mask_softmax.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
+        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
+    "another batch's queries": (
+        "kf/core/row.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
+        ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"), ()),
+    "a mask on its way a row late": (
+        "kf/ops/scale_bool_mask_softmax.cuh", r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,", "kfi_shared_next = kfi_divide(kfi_turn,",
+        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
+    "a query later than it is": (
+        "kf/ops/scale_causal_softmax.cuh", r"\(row - kfi_divide\(row,", "(1 + row - kfi_divide(row,",
+        ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"), ()),
     "the row before on its way": (
         "kf/ops/rms_norm.cuh", r"start \+ leap", "start",
         ("kf_rms_norm_bwd_f32",), ()),
@@ -125,7 +137,7 @@ def caught(include, folder, functions, sanitizers):
             for f in functions:
                 rows = f["family"] == "row"  # of which a block is to walk down several
                 emu.set(sms=1 if rows else 132)
-                for sizes, values, shift in cases.runs(f) + ([((10, 4, 1000) if cases.planes(f) else (40, 1000), "normal", 0)] if rows else []):
+                for sizes, values, shift in cases.runs(f) + ([(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
         except checks.Failure:
             found.add(way)

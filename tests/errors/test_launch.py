@@ -45,7 +45,7 @@ def test_shared_memory(rows):
     for f in ROWS:
         cuda.seen.raised = 0
         for cols in (1, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21):
-            sizes = (16, 66, cols) if cases.planes(f) else (1056, cols)
+            sizes = cases.rows_of(f, [[(1056, cols), 0]])[0][0]
             call = Call(cuda, f).set(**dict(zip(f["sizes"], sizes))).set(workspace_bytes=2**60, workspace=2**60)
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
@@ -91,7 +91,7 @@ def test_a_captured_stream_is_not_asked(cuda, functions):
         cuda.seen.capturing = cuda.seen.status = 0
 
 
-LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16)}
+LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16), 4: (2**38, 2, 4, 16)}
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):

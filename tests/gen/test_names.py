@@ -72,6 +72,7 @@ FAMILY = {
     "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
     "instance_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
+    **dict.fromkeys(("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax", "scale_mask_softmax_dropout"), (0, True, 4, True)),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
@@ -142,28 +143,58 @@ operands = { zza = "elem", zzb = "elem" }
 scalars = { zzs = 2.0 }
 expr = "mean(act(zza - max(zzb * zzs)))"
 ref = "mean(act(zza - max(zzb * zzs)))"
+[op."queried_{act}_dropout"]
+family = "row"
+brief = "rows that are queries"
+scalars = { zzs = 2.0 }
+saved = { zzl = "sum(zza + zzm)" }
+expr = "dropout(act(zza * zzs - zzl * zzp + where(column <= query + (count - queries), zzm, zzk)))"
+ref = "dropout(act(zza * zzs - sum(zza + zzm) * zzp + np.where(column <= query + (count - queries), zzm, zzk)))"
+[op."queried_{act}_dropout".operands]
+zza = "elem"
+zzm = { kind = "shared", absent = 0, grad = false }
+zzk = { kind = "shared", dtype = "u8", grad = false }
+zzp = "per_row"
+[op."rows_of_{act}"]
+family = "row"
+brief = "gradients over rows, picked values"
+operands = { zza = "elem", zzb = "elem", zzr = { kind = "row", absent = 1 }, zzi = { kind = "per_row", dtype = "i64", grad = false } }
+saved = { zzl = "sum(zza)" }
+expr = "act(zza * zzr + zzb - zzl * max(zza)) * pick(zza, zzi)"
+ref = "act(zza * zzr + zzb - sum(zza) * max(zza)) * sum(np.where(column == zzi, zza, 0))"
+[op."planes_of_{act}"]
+family = "row"
+brief = "rows that are planes"
+operands = { zza = "elem", zzc = "channel" }
+expr = "act(zza * zzc * max(zza))"
+ref = "act(zza * zzc * max(zza))"
 """
 # Types and words of the languages and of kf, which stand for themselves.
 IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
 
 
+OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "reduce": ("reduced",),
+             "row": ("queried_act_dropout", "rows_of", "planes_of")}
+
+
 @pytest.mark.parametrize("ext", [".cuh", ".h"])
-def test_reserved_words_are_complete(tmp_path, ext):
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_reserved_words_are_complete(tmp_path, family, ext):
     """Every name that the generated code uses beside operands' is refused to operands."""
     path = tmp_path / "own.toml"
     path.write_text(OWN)
     files = Renderer(Selection(spec.load([path]))).render()
     found = set()
-    for stem in ("own", "halved", "planes", "reduced", "add", "cast", "act_dropout"):
+    for stem in OF_FAMILY[family]:
         text = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"", " ", files[f"kf/ops/{stem}{ext}"], flags=re.S)
         text = re.sub(r"^#(?!pragma unroll).*$", " ", text, flags=re.M)
         found |= {w for w in re.findall(r"(?<![\w.])(?<!->)(?<!::)[a-z_]\w*", text) if not w.startswith(("kf_", "kfi_", "kfk_")) and "zz" not in w}
-    if ext == ".cuh":
+    if ext == ".cuh" and family == "map":
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
-    own |= {*spec.ROW_NAMES, *spec.AXIS_NAMES}
+    own |= {*spec.ROW_NAMES, *spec.FAMILY_NAMES[family]}
     assert {w for w in found - own - IGNORED if spec.usable(w)} == set()
 
 

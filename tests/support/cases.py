@@ -19,6 +19,10 @@ PLANES = [[(2, 3, 5), 0], [(4, 7, 1), 1], [(2, 3, 304), 0], [(2, 5, 49), 1], [(0
           [(1, 1, 1100), 0], [(40, 3, 40), 0], [(4, 32, 66), 0], [(9, 32, 67), 1], [(5, 2305, 1), 0]]
 PLANES_2 = [[(o, c, i), (o + i) % 2] for o in (1, 3, 9) for c in (1, 2, 64, 2050) for i in (1, 2, 7, 8, 64, 196, 257, 1025) if o * c * i < 500000]
 PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
+# Of [batch, heads, queries, keys].
+HEADS = [[(2, 3, 4, 5), 0], [(1, 2, 3, 64), 0], [(3, 1, 5, 300), 1], [(2, 2, 2, 2500), 0], [(0, 2, 3, 4), 0], [(2, 0, 3, 4), 0], [(2, 3, 0, 4), 0],
+         [(2, 3, 4, 0), 0], [(1, 1, 1, 1), 1], [(3, 4, 5, 8), 0], [(2, 7, 1, 1024), 0], [(1, 3, 40, 33), 0], [(1, 1, 2, 3008), 0]]
+HEADS_2 = [[(*rows, k), k % 3] for rows in ((1, 1, 1), (2, 3, 5), (3, 1, 17)) for k in (*range(1, 34), 63, 64, 65, 127, 255, 257, 1024, 2049)]
 # Rows of every length class of the row family: held by a thread in 2, 4, 8 or 16 vectors, by a block or by a cluster, or not held,
 # whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
 LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1], [(2, 128), 1], [(3, 4808), 0],
@@ -65,14 +69,16 @@ def walks(f):
 
 
 def rows_of(f, table):
-    """A table of [rows, cols] for the family row: so many planes where those are its rows."""
+    """A table of [rows, cols] for the family row: so many planes, or queries of two heads, where those are its rows."""
+    if len(f["sizes"]) == 4:
+        return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]
     if not planes(f):
         return table
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 
 
 def shapes(f):
-    base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2)}[len(f["sizes"])]
+    base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2), 4: (HEADS, HEADS_2)}[len(f["sizes"])]
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:

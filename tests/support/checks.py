@@ -174,7 +174,8 @@ class Layout:
 
     def mask(self):
         """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
-        return mask(*self.philox, self.p, self.sizes, self.scalar_type) if self.f["dropout"] else ()
+        shape = row_checks.extent(self) if self.rows else self.sizes
+        return mask(*self.philox, self.p, shape, self.scalar_type) if self.f["dropout"] else ()
 
     def given(self, base):
         """The arguments of the call, by name, for an arena at `base`."""

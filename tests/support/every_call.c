@@ -13,11 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int64_t small_1[][3] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][3] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
-                     small_3[][3] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}}, large_1[][3] = {{50021}},
-                     large_2[][3] = {{2403, 61}, {61, 2311}}, large_3[][3] = {{67, 32, 66}, {2403, 61, 1}};
+static const int64_t small_1[][4] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][4] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
+                     small_3[][4] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
+                     small_4[][4] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][4] = {{50021}},
+                     large_2[][4] = {{2403, 61}, {61, 2311}}, large_3[][4] = {{67, 32, 66}, {2403, 61, 1}}, large_4[][4] = {{9, 89, 3, 61}};
 static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
-static const unsigned char element[] = {4, 2, 2, 8, 4, 8};
+static const unsigned char element[] = {4, 2, 2, 8, 4, 8, 1};
 
 static uint64_t next(uint64_t *state) /* a small generator of its own: no test depends on its quality */
 {
@@ -39,16 +40,19 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
         /* f16: a number between 0.25 and 4 with a sign, now and then infinite or NaN */
         uint16_t f16 = (uint16_t)((next(state) & 0x0fff) + 0x3400 + (t->is_positive ? 0 : (bits >> 31) << 15));
         if (!t->is_positive && i % 64 == 11) f16 = (uint16_t)(f16 | 0x7c00);
-        const void *from[] = {&v, &f16, &bf16, &d, &i32, &i64};
+        const unsigned char u8 = (unsigned char)(i % 3);
+        const void *from[] = {&v, &f16, &bf16, &d, &i32, &i64, &u8};
         memcpy(at + i * element[t->dtype], from[t->dtype], element[t->dtype]);
     }
 }
 
 static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
 {
-    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1);
+    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1) * (sizes > 3 ? n[3] : 1);
     if (t->kind == KFT_ELEM || t->kind == KFT_HALF) return t->kind == KFT_HALF ? 2 * all : all;
     if (t->kind == KFT_PER_PLANE) return n[0] * n[1];
+    if (t->kind == KFT_PER_QUERY) return n[0] * n[1] * n[2];
+    if (t->kind == KFT_SHARED) return n[0] * n[2] * n[3];
     return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
 }
 
@@ -87,10 +91,10 @@ static int all(int large, uint64_t *sum)
     for (int t = 0; t < kft_table_count; ++t)
         for (int k = 0; k < kft_tables[t].count; ++k) {
             const kft_function *f = &kft_tables[t].functions[k];
-#define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : s##_3)
+#define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : f->sizes == 3 ? s##_3 : s##_4)
 #define KFT_COUNT(s) (int)(sizeof s / sizeof *s)
-#define KFT_LENGTH(s) (f->sizes == 1 ? KFT_COUNT(s##_1) : f->sizes == 2 ? KFT_COUNT(s##_2) : KFT_COUNT(s##_3))
-            const int64_t(*set)[3] = large ? KFT_SET(large) : KFT_SET(small);
+#define KFT_LENGTH(s) (f->sizes == 1 ? KFT_COUNT(s##_1) : f->sizes == 2 ? KFT_COUNT(s##_2) : f->sizes == 3 ? KFT_COUNT(s##_3) : KFT_COUNT(s##_4))
+            const int64_t(*set)[4] = large ? KFT_SET(large) : KFT_SET(small);
             const int length = large ? KFT_LENGTH(large) : KFT_LENGTH(small);
             for (int i = 0; i < length; ++i) {
                 uint64_t one;

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KFT_ELEM, KFT_HALF, KFT_ROW, KFT_CHANNEL, KFT_PER_ROW, KFT_PER_PLANE };
-enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64 };
+enum { KFT_ELEM, KFT_HALF, KFT_ROW, KFT_CHANNEL, KFT_PER_ROW, KFT_PER_PLANE, KFT_PER_QUERY, KFT_SHARED };
+enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
     const char *name;
     int kind, dtype, is_out, is_unread, is_positive;

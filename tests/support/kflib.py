@@ -19,7 +19,7 @@ from kfgen import spec as specs  # noqa: E402
 from kfgen.render import Renderer, Selection, write_all  # noqa: E402
 
 CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
-SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8}
+SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
 

@@ -3,13 +3,14 @@
 and what they should give (storage.py does the rest)."""
 
 import functools
+import math
 
 import numpy as np
 import scipy.special as sp
 import storage
 from kfgen import row_oracle, rows
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, row_names
+from kfgen.expr import KEEP, KEEP_SCALE, QUERY, query_names, row_names
 from kfgen.spec import op_graph
 
 
@@ -17,14 +18,16 @@ def extent(call):
     """(rows, cols)."""
     if call.f["family"] == "reduce":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
-    return (call.sizes[0] * call.sizes[1], call.sizes[2]) if len(call.sizes) == 3 else call.sizes  # planes, or rows
+    return math.prod(call.sizes[:-1]), call.sizes[-1]  # rows, planes, queries
 
 
 def draw(rng, call, a, values):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
     rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2]}.get(a["kind"], (rows,))
+    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "shared": (-1, cols)}.get(a["kind"], (rows,))
+    if a["kind"] == "shared":
+        return mask(rng, storage.shape_of(call.sizes, "shared"), a["dtype"])
     if a["dtype"] == "i64":  # labels, of which some are ignored
         return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
@@ -34,6 +37,14 @@ def draw(rng, call, a, values):
     if a["kind"] == "elem" and values != "normal":
         array[::3] = storage.draw(rng, array[::3].shape, a["dtype"], values, a["positive"])
     return of_rows(call, array, a["kind"])
+
+
+def mask(rng, shape, dtype):
+    """Which keys a query may see, as numbers to add or as conditions: some of them, of one query in five none, of another one all."""
+    seen = (rng.random(shape) < 0.7) & (rng.random((*shape[:-1], 1)) < 0.8) | (rng.random((*shape[:-1], 1)) < 0.2)
+    if dtype == "u8":  # any number but 0 will do
+        return np.where(seen, rng.integers(1, 256, shape), 0).astype(np.uint8)
+    return storage.from_float(np.where(seen, rng.standard_normal(shape), -np.inf), dtype)
 
 
 def of_rows(call, array, kind):
@@ -48,6 +59,8 @@ def columns(call, array, kind):
     """As [rows, cols]."""
     if call.f["family"] == "reduce" and kind == "elem":
         return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
+    if kind == "shared":
+        return np.broadcast_to(array[:, None], call.sizes).reshape(extent(call))
     if kind == "channel":
         return np.tile(array, call.sizes[0]).reshape(-1, 1)
     return array if kind == "row" else array.reshape(extent(call) if kind == "elem" else (-1, 1))
@@ -74,6 +87,7 @@ def environment(call, data):
             env[s.name] = np.full(extent(call)[1] if s.kind == "row" else 1, float(s.absent))
         else:
             env[s.name] = columns(call, storage.to_float(data[s.name], s.dtype.word), s.kind)
+    env |= query_names(extent(call)[0], call.sizes[2], np) if len(call.sizes) == 4 else {}
     return env | dict(zip((KEEP, KEEP_SCALE), call.mask()))
 
 
@@ -99,7 +113,7 @@ def _bound(pattern, dtypes, bwd, activation, files):
 def from_nan(bound, env, cols):
     """Per result, where it is NaN since an input is: with the other inputs small it is NaN too, without the NaN it is not. That
     holds in every range."""
-    small = {n: np.clip(v, -8.0, 8.0) if np.ndim(v) else v for n, v in env.items()} | row_names(cols, np)
+    small = {n: np.clip(v, -8.0, 8.0) if np.ndim(v) and n != QUERY else v for n, v in env.items()} | row_names(cols, np)
     plain = {n: np.nan_to_num(v, nan=1.0) for n, v in small.items()}
     found = [evaluate(bound.graph, bound.roots, e, np, sp) for e in (small, plain)]
     return [np.isnan(a) & ~np.isnan(b) for a, b in zip(*found)]
@@ -121,7 +135,7 @@ def check(call, got, weights=None):
     wants = {}
     if not kernel.bwd:
         tapes, _ = row_oracle.reference(kernel.op, call.act, {s.name: env[s.name] for s in kernel.operands}, {
-            n: v for n, v in env.items() if np.ndim(v) == 0} | call.scalars, stored, *call.mask())
+            n: v for n, v in env.items() if np.ndim(v) == 0 or n == QUERY} | call.scalars, stored, *call.mask())
         wants = {n: t.value for n, t in tapes.items()}
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:

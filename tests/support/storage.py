@@ -11,7 +11,7 @@ EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
 TINY = {"f32": 2.0**-149, "f64": 1e-300}  # SciPy, the oracle, is not accurate below
 MANTISSA = {"f16": (10, -14, 65504.0), "bf16": (7, -126, 3.3895313892515355e38), "f32": (23, -126, 3.4028234663852886e38),
             "f64": (52, -1022, 1.7976931348623157e308)}
-STORAGE = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+STORAGE = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8}
 
 
 def ulp(x, dtype):
@@ -30,7 +30,7 @@ def to_float(raw, dtype):
             return raw.view(np.float16).astype(np.float64)
         if dtype == "bf16":
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return raw.astype(np.float64)
+        return (raw != 0 if dtype == "u8" else raw).astype(np.float64)
 
 
 def from_float(x, dtype):
@@ -49,11 +49,14 @@ def from_float(x, dtype):
 
 
 def shape_of(sizes, kind):
-    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner."""
+    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner | batch, heads,
+    queries, keys."""
     if kind == "half":
         return (sizes[0], 2 * sizes[1])
-    if kind == "per_row":
+    if kind in ("per_row", "shared"):
         return (*sizes[:1], *sizes[2:])
+    if kind == "per_query":
+        return tuple(sizes[:3])
     if kind == "per_plane":
         return tuple(sizes[:2])
     if kind in ("row", "channel"):
@@ -86,6 +89,8 @@ def draw(rng, shape, dtype, values, positive=False):
             x[1::7] = info.min
             x[3::7] = info.max
         return x.reshape(shape)
+    if dtype == "u8":
+        return rng.integers(0, 2, shape, np.uint8)
     x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 3.0], n)
     if values == "wide":
         _, least, _ = MANTISSA[dtype]

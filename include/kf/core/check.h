@@ -12,8 +12,8 @@
 #include "kf/core/result.h"
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
-   (per_row), rows * channels (per_plane). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
+   (per_row), rows * channels (per_plane), rows * cols of all channels (shared). */
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
     const void *ptr;
@@ -64,6 +64,21 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
     return KF_SUCCESS;
 }
 
+/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys. */
+enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS };
+
+/* The sizes of such a call, and what they come to. In `s` a head stands for a channel, and the queries of all batches for rows. */
+KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s)
+{
+    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_PLANES ? "outer channels inner" : "batch heads queries keys";
+    const kf_result_t result = kfi_check_sizes(name, words, sizes, layout + 2);
+    if (result != KF_SUCCESS) return result;
+    s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : sizes[0];
+    s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[1];
+    s->cols = sizes[layout + 1];
+    return KF_SUCCESS;
+}
+
 /* Conditions without branches, here and below: half the time that a host compiler takes for them. */
 KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin, uintptr_t bytes) /* tensors of no bytes meet nothing */
 {
@@ -92,14 +107,14 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
         const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : kind == KFI_PER_ROW ? s->rows
-                                : kind == KFI_PER_PLANE ? s->rows * width : s->channels > 0 ? width : s->cols;
+                                : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->twin = code[2] - '0';
         o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
         all->count = i + 1;
-        all->bits |= kind >= KFI_PAIR ? 0 : (uintptr_t)o->ptr;
+        all->bits |= (kind >= KFI_PAIR) & (kind != KFI_SHARED) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
                             (long long)elements);

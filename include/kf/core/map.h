@@ -58,7 +58,7 @@ typedef struct {
     void (*store)(void *out, kf_i64 i, const double *v, int count);
     /* set by the walk */
     kfi_operands operands;
-    kf_i64 rows, cols, channels, inner, elements, blocks, per_block;
+    kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
     int plane;
     unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;

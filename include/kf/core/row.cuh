@@ -23,7 +23,8 @@ struct kfi_line {
     int groups;  // rows of a block at a time
     int cluster; // blocks that have a row
     int loops;   // vectors of a thread where they are not held
-    kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels
+    kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels; heads likewise
+    kfi_divisor queries;  // rows of a head
 };
 
 #define KFI_SUM 0
@@ -267,6 +268,13 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
 KFI_LINE_WORDS(float, f32)
 KFI_LINE_WORDS(double, f64)
 
+// Of [batch, heads, queries, cols] the row whose turn it is: a query's of all heads one after the other, which read the same row of
+// what heads share. Behind the last one, a row that there is not.
+KFI_DEVICE kf_i64 kfi_line_row(const kfi_line &g, kf_i64 turn)
+{
+    const kf_i64 unit = kfi_divide(turn, g.channels), batch = kfi_divide(unit, g.queries);
+    return (batch * (kf_i64)g.channels.d + turn - unit * (kf_i64)g.channels.d) * (kf_i64)g.queries.d + unit - batch * (kf_i64)g.queries.d;
+}
 // A thread's s-th vector: elements from its first one to there, and that there are from there on. What is held is short: an int.
 template <int held> KFI_DEVICE kf_i64 kfi_line_off(int s, int step) { return held ? (kf_i64)(s * step) : (kf_i64)s * step; }
 template <int held> KFI_DEVICE kf_i64 kfi_line_left(kf_i64 room, int s, int step)
@@ -304,20 +312,26 @@ KFI_DEVICE void kfi_line_store(void *dst, const void *src, kf_i64 left)
 }
 
 // A thread's vectors of a row, or of a row operand, on their way through shared memory, and from there into registers. Its places
-// of 16 bytes lie side by side, an odd number of them, so that neighbours' do not fall into the same banks: an access needs no
+// of 16 bytes (of conditions fewer are used) lie side by side, an odd number of them, so that neighbours' do not fall into the same banks: an access needs no
 // arithmetic. space, left: elements from its first one on that there are.
 template <int size, int vec, int held> KFI_DEVICE void kfi_line_ahead(char *slot, const void *src, int step, int space)
 {
-    constexpr int parts = size * vec / 16;
+    constexpr int bytes = size * vec < 16 ? size * vec : 16, parts = size * vec / bytes;
 #pragma unroll
     for (int s = 0; s < held; ++s)
 #pragma unroll
         for (int i = 0; i < parts; ++i)
-            if (space - s * step > 0) kfi_fetch<16>(slot + (s * parts + i) * 16, (const char *)((const char(*)[size])src + s * step) + i * 16);
+            if (space - s * step > 0) kfi_fetch<bytes>(slot + (s * parts + i) * 16, (const char *)((const char(*)[size])src + s * step) + i * 16);
 }
 template <int bytes> KFI_DEVICE void kfi_line_take(void *dst, const char *slot, kf_i64 left)
 {
     const uint4 zero = {0, 0, 0, 0};
+    if (bytes < 16) {
+        constexpr int few = bytes < 16 ? bytes : 1;
+        alignas(16) unsigned char v[few] = {};
+        if (left > 0) kfi_copy<few>(v, slot);
+        kfi_copy<few>(dst, v);
+    }
 #pragma unroll
     for (int i = 0; i < bytes / 16; ++i) ((uint4 *)dst)[i] = left > 0 ? ((const uint4 *)slot)[i] : zero;
 }
@@ -328,7 +342,7 @@ KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, const vo
 #pragma unroll
     for (int s = 0; s < held; ++s) {
         void *const to = (char *)dst + s * size * vec;
-        if (ringed) kfi_line_take<size * vec>(to, slot + s * size * vec, room - s * step);
+        if (ringed) kfi_line_take<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec), room - s * step);
         else if (whole) kfi_line_load<size, vec, 1>(to, (const char(*)[size])src + s * step, room - s * step); // one instruction an address
         else kfi_line_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size, room - s * step);  // fewer registers
     }
@@ -424,8 +438,8 @@ struct kfi_row {
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory, in all and a thread
     bool per_row;    // some result is one per row
-    bool planes = false; // rows are planes of [outer, channels, inner]
-    int plane_sums = 0;  // gradients of channels: of each plane a value, which the second stage adds up over the batches
+    int layout = KFI_LAYOUT_ROWS;
+    int plane_sums = 0; // gradients of channels: of each plane a value, which the second stage adds up over the batches
 };
 
 // Whether a row may have a cluster: all code of this file is for 9.0 or later.
@@ -507,15 +521,13 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
     return kfi_fits(outer, channels, inner) ? (size_t)(outer * kfi_ceil(channels, 4) * 4) * (size_t)(sums * acc_size) : 0;
 }
 
-// [outer, cols], or [outer, channels, cols], which are as many rows as there are planes.
-KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 outer, kf_i64 channels, kf_i64 cols, kfi_line *g, void **args, kfi_sums *s,
-                              const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    const kf_i64 sizes[] = {outer, m.planes ? channels : cols, cols};
-    kf_result_t result = kfi_check_sizes(&m.name, m.planes ? "outer channels inner" : "rows cols", sizes, m.planes ? 3 : 2);
+    kfi_shape shape;
+    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape);
     if (result != KF_SUCCESS) return result;
-    const kfi_shape shape = {outer, channels, cols};
-    const kf_i64 rows = m.planes ? outer * channels : outer;
+    const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols, rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
     if (m.plane_sums ? channels == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     kfi_operands operands;
@@ -542,7 +554,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, kf_i64 outer, kf_i64 channels, k
         s->count = m.plane_sums ? channels : cols;
         s->stride = kfi_ceil(s->count, 4) * 4;
     }
-    if (m.planes) g->channels = kfi_make_divisor(channels);
+    if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
+    if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,

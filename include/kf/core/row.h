@@ -107,22 +107,23 @@ KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 in
     return kfi_fits(outer, channels, inner) ? (size_t)(outer * channels) * (size_t)(sums * acc_size) : 0;
 }
 
-/* outer x cols; planes: outer x channels x cols, whose rows are the planes. per_row: some result is one per row, which rows without
-   columns have as well. */
-KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, kf_i64 outer, kf_i64 channels, kf_i64 cols, int planes, void (*walk)(void *, kf_i64), int per_row,
-                                  void *workspace, size_t workspace_bytes)
+/* per_row: some result is one per row, which rows without columns have as well. */
+KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *sizes, void (*walk)(void *, kf_i64), int per_row, void *workspace,
+                                  size_t workspace_bytes)
 {
     kfi_shape shape;
-    shape.rows = outer;
-    shape.channels = channels;
-    shape.cols = cols;
-    m->rows = planes ? outer * channels : outer;
+    kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape);
+    if (result != KF_SUCCESS) return result;
+    const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols;
+    const int planes = layout == KFI_LAYOUT_PLANES;
+    m->rows = layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     m->cols = cols;
     m->channels = channels;
+    m->queries = layout == KFI_LAYOUT_HEADS ? sizes[2] : 1;
     m->elements = m->rows * cols;
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
     if (!m->sums ? nothing : planes ? channels == 0 : cols == 0 && !per_row) return KF_SUCCESS;
-    kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;

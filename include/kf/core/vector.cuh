@@ -25,6 +25,7 @@ KFI_DEVICE void kfi_move(kfi_tag<16>, void *d, const void *s) { *(uint4 *)d = *(
 KFI_DEVICE void kfi_move(kfi_tag<8>, void *d, const void *s) { *(uint2 *)d = *(const uint2 *)s; }
 KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s) { *(unsigned *)d = *(const unsigned *)s; }
 KFI_DEVICE void kfi_move(kfi_tag<2>, void *d, const void *s) { *(unsigned short *)d = *(const unsigned short *)s; }
+KFI_DEVICE void kfi_move(kfi_tag<1>, void *d, const void *s) { *(unsigned char *)d = *(const unsigned char *)s; }
 template <int bytes>
 KFI_DEVICE void kfi_copy(void *d, const void *s)
 {
@@ -170,6 +171,13 @@ KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e];
+}
+
+template <int vec, class T> // of conditions, as 0 or 1: to convert a number would take four times as long; float or double
+KFI_DEVICE void kfi_unpack_u8(T *d, const unsigned char *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e] ? (T)1 : (T)0;
 }
 
 // Compute to storage type: one rounding, to nearest even; integers saturate and NaN becomes 0.
