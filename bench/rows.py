@@ -225,7 +225,9 @@ def bound(lib, f, t, stream=0):
     sizes = sizes_of(f, *t["x"].shape)
     need = lib.workspace_bytes(f, sizes)
     t["workspace"] = torch.empty(max(need, 16), dtype=torch.uint8, device=DEVICE)
-    values = {n: v.data_ptr() for n, v in t.items()} | SCALARS | {"workspace_bytes": need} | dict(zip(f["sizes"], sizes))
+    tensors_ = {a["name"] for a in f["arguments"] if "kind" in a}
+    values = {n: v for n, v in SCALARS.items() if n not in tensors_} | {n: v.data_ptr() for n, v in t.items()}
+    values |= {"workspace_bytes": need} | dict(zip(f["sizes"], sizes))
     call = lib.bind(f, {a["name"]: values.get(a["name"]) for a in f["arguments"]}, stream)
     if call():
         raise SystemExit(f"bench: {lib.detail}")

@@ -539,6 +539,11 @@ class Kernel:
         return ", ".join(found + ([f"{self.scalar_struct} scalars = {{}}"] if self.has_act else []))
 
     @property
+    def lone(self):
+        """The launcher, where a kernel can have no other: it is the run function itself."""
+        return self.launchers[0] if not self.op.has_act and not self.dropout else None
+
+    @property
     def asks_reads(self):
         """Whether some input is read by the gradients of some activations only."""
         return any(s.reads == "act" for s in self.inputs)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks spec files. Every error names the file, the entry, the field and what to do."""
 
+import ast
 import keyword
 import pathlib
 import re
@@ -362,6 +363,7 @@ def _load_op(spec, file, pattern, f, builtin):
         types=f.get("types", str, "one", what='"one", "pairs" or "weights"'),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
+    reduced = _reduced_words(f, op)
     f.done()
     if not all(isinstance(name, str) for name in op.without):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
@@ -372,6 +374,32 @@ def _load_op(spec, file, pattern, f, builtin):
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
         raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, an operand has dtype = "U"')
     spec.ops[pattern] = op
+    for word in reduced:
+        _load_op(spec, file, f"{pattern}_{word}", Fields(file, f"op.{pattern}_{word}", _reduced(f, op, word)), builtin)
+
+
+def _reduced_words(f, op):
+    """The reductions that an op over elements is wanted with as well: ["mean", "sum"]."""
+    words = f.get("reduced", list, [], what='["mean", "sum"]')
+    unknown = [w for w in words if w not in ("mean", "sum")]
+    if unknown or len(set(words)) < len(words):
+        raise f.error("reduced", f"is {words!r}", 'write each reduction once: reduced = ["mean", "sum"]')
+    if words and (op.family != "map" or set(op.outputs) != {"out"} or "{act}" in op.pattern or op.ints or op.types != "one" or op.dropout
+                  or any(o.kind != "elem" for o in op.operands)):
+        raise f.error("reduced", "needs one result, elem operands, no {act} and no dropout", 'write an op of family = "reduce"')
+    return words
+
+
+def _reduced(f, op, word):
+    """The fields of the op that is the mean or the sum of op's result over an axis."""
+    text = op.outputs["out"]
+    try:
+        *names, value = ast.parse(text.strip()).body
+        text = "; ".join([*map(ast.unparse, names), f"{word}({ast.unparse(value)})"])
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass  # the op itself is refused for it, and comes first
+    kept = {k: v for k, v in f.data.items() if k in ("operands", "scalars", "source", "since")}
+    return kept | {"family": "reduce", "brief": f"the {word} of {op.brief}", "expr": text, "ref": f"{word}({op.refs['out']})"}
 
 
 def _row_fields(f, family, taken, operands):

@@ -32,7 +32,7 @@ def test_null(lib, functions):
 def test_misaligned_to_the_element(lib, functions):
     for f in functions:
         for a in tensors_of(f):
-            for shift in {1, item(a) // 2}:
+            for shift in {1, item(a) // 2} if item(a) > 1 else ():  # a byte is aligned anywhere
                 call = Call(lib, f)
                 call.set(**{a["name"]: call.address(a["name"]) + shift})
                 call.refuses(INVALID_VALUE, a["name"], f"{a['name']} is 0x", f"expected a pointer aligned to its {item(a)}-byte elements")

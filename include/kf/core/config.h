@@ -73,6 +73,11 @@
 #else
 #define KFI_ON_DEVICE(...) 0 /* the host sees a device function's name alone */
 #endif
+#ifdef KFI_DEVICE_PASS
+#define KFI_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
+#else
+#define KFI_BOUNDS(...) /* the host's compiler would read several hundred of them for nothing */
+#endif
 #if !defined(KFI_DEVICE_PASS) || defined(KF_EMULATE)
 #define KFI_HOST_PASS 1
 #endif

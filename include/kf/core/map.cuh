@@ -20,7 +20,7 @@
 #include "kf/core/map_host.cuh"
 
 template <int acc, int dtype>
-KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
+KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
@@ -58,7 +58,7 @@ KFI_KERNEL void __launch_bounds__(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partia
 
 // The same for planes: a block per channel, over the tiles that touch it.
 template <int acc, int dtype>
-KFI_KERNEL void __launch_bounds__(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
+KFI_KERNEL void KFI_BOUNDS(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
