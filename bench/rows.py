@@ -256,14 +256,14 @@ def show(row):
     print(f"{row['function']:28} {sizes:>20} {row['us']['kf']:8.1f} us {row['percent_of_copy']:6.1f} % of copy{beside}", flush=True)
 
 
-def write(path, script, found):
+def write(path, script, found, tensors=f"{MIB} MiB each: cold L2"):
     """The results and where they come from."""
     if not path:
         return
     asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     gpu = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     head = {"command": f"python3 {script} " + " ".join(sys.argv[1:]), "gpu": gpu, "torch": torch.__version__,
-            "data": "N(0, 1); compared with float64 before it was timed", "tensors": f"{MIB} MiB each: cold L2"}
+            "data": "N(0, 1); compared with float64 before it was timed", "tensors": tensors}
     store.write(path, head, found)
 
 
