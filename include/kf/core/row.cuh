@@ -254,15 +254,18 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
         const int padded = (int)kfi_ceil4(g.cols), apart = g.lanes * vec; \
         type *const own = buffer + (int)threadIdx.x * vec; \
         _Pragma("unroll") for (int s = 0; s < held; ++s) { \
-            __syncthreads(); \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) own[e] = sum[s][e]; \
-            __syncthreads(); \
-            if (group > 0) continue; \
-            type total[vec] = {}; \
-            _Pragma("unroll 1") for (int y = 0; y < g.groups; ++y) \
-                _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] += own[y * apart + e]; \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (first + s * step + e < padded) partial[first + s * step + e] = total[e]; \
+            alignas(16) type total[vec]; \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] = sum[s][e]; \
+            if (g.groups > 1) { \
+                __syncthreads(); \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) own[e] = sum[s][e]; \
+                __syncthreads(); \
+                _Pragma("unroll 1") for (int y = 1; y < g.groups && group == 0; ++y) \
+                    _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] += own[y * apart + e]; \
+            } \
+            constexpr int piece = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; /* padded is whole pieces */ \
+            _Pragma("unroll") for (int e = 0; e < vec; e += piece) \
+                if (group == 0 && first + s * step + e < padded) kfi_store<piece * (int)sizeof(type)>(partial + first + s * step + e, total + e); \
         } \
     }
 KFI_LINE_WORDS(float, f32)
