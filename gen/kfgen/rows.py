@@ -522,7 +522,8 @@ class RowKernel(Kernel):
         if s.dtype.word == "f16":
             return f"{s.name}_f[j]"
         if s.dtype.word == "u8":
-            return f"({self.compute})({s.name}[j] != 0)"
+            # 0 or 1: gcc -O2 does not vectorise a comparison of bytes among floats.
+            return f"({self.compute})(int)(({s.name}[j] + 255u) >> 8)"
         return f"kfi_cpu_load_bf16({s.name}[j])" if s.dtype.word == "bf16" else f"{s.name}[j]"
 
     def cpu_cast(self, s, text):
