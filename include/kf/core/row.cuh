@@ -315,8 +315,8 @@ KFI_DEVICE void kfi_line_store(void *dst, const void *src, kf_i64 left)
 }
 
 // A thread's vectors of a row, or of a row operand, on their way through shared memory, and from there into registers. Its places
-// of 16 bytes (of conditions fewer are used) lie side by side, an odd number of them, so that neighbours' do not fall into the same banks: an access needs no
-// arithmetic. space, left: elements from its first one on that there are.
+// of 16 bytes, of which conditions use fewer, lie side by side, an odd number of them, so that neighbours' do not fall into the same
+// banks: an access needs no arithmetic. space, left: elements from its first one on that there are.
 template <int size, int vec, int held> KFI_DEVICE void kfi_line_ahead(char *slot, const void *src, int step, int space)
 {
     constexpr int bytes = size * vec < 16 ? size * vec : 16, parts = size * vec / bytes;

@@ -173,11 +173,18 @@ KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
 
-template <int vec, class T> // of conditions, as 0 or 1: to convert a number would take four times as long; float or double
-KFI_DEVICE void kfi_unpack_u8(T *d, const unsigned char *s)
+// Conditions, as 0 or 1: to convert a number would take four times as long.
+template <int vec>
+KFI_DEVICE void kfi_unpack_u8(float *d, const unsigned char *s)
 {
 #pragma unroll
-    for (int e = 0; e < vec; ++e) d[e] = s[e] ? (T)1 : (T)0;
+    for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0f : 0.0f;
+}
+template <int vec>
+KFI_DEVICE void kfi_unpack_u8(double *d, const unsigned char *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0 : 0.0;
 }
 
 // Compute to storage type: one rounding, to nearest even; integers saturate and NaN becomes 0.
