@@ -49,7 +49,7 @@ def op(draw, name):
     form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))  # a saved extreme of rounded values may equal none of them again
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
     first, first_ref = own, ref
-    own, ref = ("held", "held") if stored else (own, ref)
+    own, ref = ("mid", "mid") if stored else (own, ref)
     expr, ref = (f"{own} + x * y * w * (r + {{s}})", f"{ref} + x * y * w * (r + {whole_ref})")
     expr = expr.format(s="s" if saved else whole)
     if act:
@@ -63,7 +63,7 @@ def op(draw, name):
         f'[op."{name}{"_{act}" if act else ""}"]', 'family = "row"', 'brief = "random"', 'types = "weights"' if weights else "",
         f'operands = {{ x = "elem", y = "elem", w = {weight}, r = "per_row" }}', "scalars = { gain = 0.75 }",
         f'saved = {{ s = "{whole}" }}' if saved else "",
-        *((f'outputs = {{ out = "{expr}", held = "{first}" }}', f'refs = {{ out = "{ref}", held = "{first_ref}" }}\n') if stored else
+        *((f'outputs = {{ out = "{expr}", mid = "{first}" }}', f'refs = {{ out = "{ref}", mid = "{first_ref}" }}\n') if stored else
           (f'expr = "{expr}"', f'ref = "{ref}"\n'))))
 
 
