@@ -53,7 +53,6 @@ def seen(t):
 FORWARD |= {op: lambda t: F.softmax(seen(t), -1) for op in ("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax")}
 
 
-
 def after_sum(norm):
     """The residual sum and what `norm` makes of it."""
     def forward(t):
@@ -79,14 +78,28 @@ SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing
            "seed": 7, "offset": 11}
 
 
-def arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parser(about, build="rows", shapes=()):
+    """What rows.py, rows_cpu.py and rows_small.py are asked alike."""
+    p = argparse.ArgumentParser(description=about.split("\n")[0])
     p.add_argument("--out", type=pathlib.Path)
-    p.add_argument("--cols", type=int, nargs="*", default=COLS)
     p.add_argument("--ops", nargs="*", default=list(FORWARD))
     p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench" / build)
+    if shapes:
+        p.add_argument("--shapes", nargs="*", default=["x".join(map(str, s)) for s in shapes], help="rows x columns: 4096x4096")
+    return p
+
+
+def functions(o):
+    """Those that were asked for: each op without activation, in one dtype."""
+    return [f for f in kflib.manifest()["functions"] if f["op"] in o.ops and f["activation"] == "none" and len(f["dtypes"]) == 1
+            and f["dtypes"][0] in o.dtypes and not f["state"]]
+
+
+def arguments():
+    p = parser(__doc__)
+    p.add_argument("--cols", type=int, nargs="*", default=COLS)
     p.add_argument("--compile", type=int, nargs="*", default=(1024, 4096, 16384), help="columns for which torch.compile is timed")
-    p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench/rows")
     return p.parse_args()
 
 
@@ -269,8 +282,7 @@ def write(path, script, found, tensors=f"{MIB} MiB each: cold L2"):
 
 def main():
     o = arguments()
-    chosen = [f for f in kflib.manifest()["functions"] if f["op"] in o.ops and f["activation"] == "none" and len(f["dtypes"]) == 1
-              and f["dtypes"][0] in o.dtypes and not f["state"]]
+    chosen = functions(o)
     lib = kflib.build("cuda", chosen, o.build_dir, ["-O3", "-arch=native"])
     found = []
     for f in chosen:

@@ -7,10 +7,8 @@ where it has them, and beside a copy of as many bytes, in the same interleaved r
 A result is compared with float64 on its first rows before it is timed. Times are medians, the peers' backward without the forward.
 """
 
-import argparse
 import math
 import os
-import pathlib
 import sys
 
 THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "2"))  # before any OpenMP runtime starts
@@ -29,13 +27,8 @@ ROUNDS = 5
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--out", type=pathlib.Path)
-    p.add_argument("--shapes", nargs="*", default=["x".join(map(str, s)) for s in SHAPES], help="rows x columns: 4096x4096")
-    p.add_argument("--ops", nargs="*", default=list(shared.FORWARD))
-    p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    p = shared.parser(__doc__, "rows_cpu", SHAPES)
     p.add_argument("--flags", nargs="*", default=list(kflib.CPU_FLAGS), help="the compiler's")
-    p.add_argument("--build-dir", type=pathlib.Path, default=shared.HERE.parent / "build-bench/rows_cpu")
     return p.parse_args()
 
 
@@ -146,8 +139,7 @@ def summary(found):
 def main():
     o = arguments()
     torch.set_num_threads(THREADS)
-    chosen = [f for f in kflib.manifest()["functions"] if f["op"] in o.ops and f["activation"] == "none" and len(f["dtypes"]) == 1
-              and f["dtypes"][0] in o.dtypes and not f["state"]]
+    chosen = shared.functions(o)
     lib = kflib.build("cpu", chosen, o.build_dir, o.flags)
     timer, found = timing.Cpu(THREADS), []
     for f in chosen:

@@ -13,7 +13,7 @@ from kfgen import model
 from kfgen.emit import Target, emit, reads
 from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
-from kfgen.spec import SpecError, op_gradients, op_graph
+from kfgen.spec import SpecError, has_queries, op_gradients, op_graph
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
@@ -209,8 +209,8 @@ class RowKernel(Kernel):
         graph, env, outs = op_graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
-        kinds, whole = {o.kind for o in op.operands}, graph.variables([*outs.values(), *saved.values()])
-        self.layout = "planes" if "channel" in kinds else "heads" if "shared" in kinds or whole & {QUERY, QUERIES} else "rows"
+        planes = any(o.kind == "channel" for o in op.operands)
+        self.layout = "planes" if planes else "heads" if has_queries(op, graph, env, outs) else "rows"
         per_row = {"planes": "per_plane", "heads": "per_query", "rows": "per_row"}[self.layout]
         self.operands = [Stream(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
                          for o in op.operands]

@@ -553,6 +553,12 @@ def op_graph(op):
     return graph, env, {name: outs[name] for name in op.outputs}
 
 
+def has_queries(op, graph, env, outputs):
+    """Whether the rows of an op over rows are the queries of [batch, heads, queries, keys]."""
+    read = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+    return bool(read & {QUERY, QUERIES}) or any(o.kind == "shared" for o in op.operands)
+
+
 def op_gradients(op, graph, env, outputs):
     """{value of an operand: node of its gradient, None if it has none}. Adds to the graph: the results' gradients d<output>, and
     for closed forms the results themselves, as variables."""
@@ -597,9 +603,8 @@ def _check_rows(op, graph, env, outputs):
     def wrong(field_, problem, fix):
         return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
 
-    read = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
     odd = next((o for o in op.operands if o.kind in ("row", "channel")), None)
-    if odd and (read & {QUERY, QUERIES} or any(o.kind == "shared" for o in op.operands)):
+    if odd and has_queries(op, graph, env, outputs):
         raise wrong("operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
     if op.types == "pairs":
         raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")

@@ -24,10 +24,10 @@ def extent(call):
 def draw(rng, call, a, values):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
-    rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "shared": (-1, cols)}.get(a["kind"], (rows,))
     if a["kind"] == "shared":
         return mask(rng, storage.shape_of(call.sizes, "shared"), a["dtype"])
+    rows, cols = extent(call)
+    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2]}.get(a["kind"], (rows,))
     if a["dtype"] == "i64":  # labels, of which some are ignored
         return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])

@@ -28,7 +28,7 @@ PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
 
 
 def shapes(f):
-    return SHAPES[len(f["sizes"])] + {"row": cases.rows_of(f, LONG) if f["family"] == "row" else [], "reduce": PARTED}.get(f["family"], [])
+    return SHAPES[len(f["sizes"])] + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(f["family"], [])
 
 
 class Runtime:

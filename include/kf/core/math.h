@@ -240,7 +240,7 @@ KFI_INLINE float kfi_cpu_exp_scale(float t) {
 KFI_INLINE float kfi_cpu_exp_scale_up(float w, float t) { return w * kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(t) << 23) + 0x5f800000u); }
 KFI_INLINE float kfi_cpu_exp_scale_down(float w, float t) { return kfi_cpu_exp_scale_up(w, t) * 0x1p-64f; }
 
-/* Where exp(x) is 0 by itself, by a factor of 0: a product that underflows takes ten times as long, and masks make many. */
+/* Where exp(x) is 0 by itself, by a factor of 0: products that underflow made a masked softmax take three times as long. */
 KFI_INLINE float kfi_cpu_exp_or_0(float x, float s) { return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(s) & ~kfi_cpu_lt_f32(x, -104.0f)); }
 /* Any sign of x needs 2^-150 to 2^128: n even, r twice as wide, and two products with 2^(n/2). */
 KFI_INLINE float kfi_cpu_exp_f32(float x) {

@@ -173,7 +173,7 @@ KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
 
-// Conditions, as 0 or 1: to convert a number would take four times as long.
+// Conditions, as 0 or 1: a comparison, since an SM converts 16 numbers a clock.
 template <int vec>
 KFI_DEVICE void kfi_unpack_u8(float *d, const unsigned char *s)
 {
