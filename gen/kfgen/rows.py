@@ -373,6 +373,8 @@ class RowKernel(Kernel):
             return [(4, 512, 512, 512), walk]
         if self.transcendental:  # what is computed of a value is held as well: 32 of them
             return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
+        if self.row_loads:  # so few vectors that those of the weights find room beside them
+            return [(4, 256, 256, 256) if size == 2 else (4, 512, 512, 512), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]
         return [(4, 32, 32, 32), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]  # few threads, few shuffles
 
     def _kept_vectors(self, vectors):
@@ -426,11 +428,11 @@ class RowKernel(Kernel):
 
     def _ring(self, vectors):
         places = -(-(self._posts_at(vectors) + self._depth(vectors) * self.post) // 16)
-        return max((places | 1) * 16, self.vec * self.dtype.acc.size if self.sums else 0)
+        return max((places | 1) * 16, vectors * self.vec * self.dtype.acc.size if self.sums else 0)
 
     @property
     def ring(self):
-        """Bytes of shared memory a thread; at the end a vector of sums. Few: the L1 cache, through which rows come, has the rest."""
+        """Bytes of shared memory a thread; at the end the sums of a gradient. Few: the L1 cache, through which rows come, has the rest."""
         return self._ring(self.held[-1][0])
 
     @property

@@ -76,8 +76,17 @@ SEEDED = {
         "kf/core/row.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
         ("kf_rms_norm_f32",), ()),
     "the sums of a block's last row": (
-        "kf/core/row.cuh", r"y < g\.groups", "y < g.groups - 1",
+        "kf/core/row.cuh", r"y < rows", "y < rows - 1",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+    "the sums of half a warp's rows": (
+        "kf/core/row.cuh", r"by >= g\.lanes", "by > g.lanes",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+    "a thread in the row before": (
+        "kf/core/row.cuh", r"g\.share >> 20", "g.share >> 21",
+        ("kf_layer_norm_bwd_f16",), ()),
+    "all of a row held from its first vector": (
+        "kf/ops/layer_norm.cuh", r"(weight_h)\[kfi_early \? s : 0\]", r"\1[0]",
+        ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the second of what a pass reduces": (
         "kf/core/row.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
         ("kf_layer_norm_bwd_f32",), ()),

@@ -6,13 +6,12 @@ import cases
 import compilers
 import kflib
 import pytest
-from compilers import ARCH, CORE_C, CORE_CUDA, NVCC, NVCC_WARNINGS, STEMS, addresses, compile_cuda, file_of, flags, passes, sample, write
+from compilers import ARCH, CORE_C, CORE_CUDA, NVCC, NVCC_WARNINGS, STEMS, addresses, compile_cuda, file_of, flags, passes, quick, sample, write
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 FUNCTIONS = kflib.manifest()["functions"]
 # Every kernel of one op, on the oldest architecture, for which nothing but the portable path is there.
 ALL_ON = "sm_75"
-QUICK = ("-Xcicc=-O1", "-Xptxas=-O1") if cases.LEVEL < 2 else ()  # accepts and warns of the same, in two thirds of the time
 PROGRAMS = {}  # {header: {dtypes: functions}}
 for f in FUNCTIONS:
     PROGRAMS.setdefault(f["header"], {}).setdefault(tuple(f["dtypes"]), []).append(f)
@@ -39,7 +38,7 @@ def of_program(program):
 @pytest.mark.parametrize("arch", [ALL_ON] if cases.LEVEL < 3 else ARCHITECTURES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_kernel(program, arch, include, tmp_path):
-    cubin(include, tmp_path, of_program(program), arch, *QUICK)
+    cubin(include, tmp_path, of_program(program), arch, *quick())
 
 
 def test_every_activation_is_compiled():
@@ -52,7 +51,7 @@ def test_every_activation_is_compiled():
 def test_other_architectures(arch, include, tmp_path):
     """Every second op and direction, other ones, dtypes and activations on each."""
     turn = ARCHITECTURES.index(arch)
-    cubin(include, tmp_path, sample(turn)[turn % 2::2], arch, *QUICK)
+    cubin(include, tmp_path, sample(turn)[turn % 2::2], arch, *quick())
 
 
 def test_core_alone(include, tmp_path):
@@ -89,7 +88,7 @@ HALF_OFF = [f"-D__CUDA_NO_{w}__" for w in ("HALF_OPERATORS", "HALF_CONVERSIONS",
 def test_without_half_operators(include, tmp_path):
     """f16 and bf16 kernels of every op and direction, and every cast."""
     functions = [f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if f["op"] == "cast"))]
-    cubin(include, tmp_path, functions, "sm_90", *HALF_OFF, *QUICK)
+    cubin(include, tmp_path, functions, "sm_90", *HALF_OFF, *quick())
     compile_cuda(include, tmp_path, {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])}, *HALF_OFF)
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compilers as the header tests use them: run one, expect success or a message, write files."""
 
+import functools
 import glob
 import pathlib
 import shutil
 import subprocess
 
+import cases
 import kflib
 import toolkit
 
@@ -48,6 +50,15 @@ def fails(command, cwd=None):
     done, line = execute(command, cwd)
     assert done.returncode != 0, f"compiled, and should not have: {line}"
     return done.stderr + done.stdout
+
+
+@functools.cache
+def quick():
+    """What compiles for the errors and the warnings alone in less than half the time: nvcc 13's fast way, else fewer optimisations. From
+    level 2 on nothing."""
+    if cases.LEVEL > 1:
+        return ()
+    return ("-Ofc=max",) if "--Ofast-compile" in execute([NVCC, "--help"])[0].stdout else ("-Xcicc=-O1", "-Xptxas=-O1")
 
 
 def flags(include):

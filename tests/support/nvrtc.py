@@ -2,6 +2,7 @@
 """Compiles a text by NVRTC, as a program does that makes its kernels at run time: no driver and no GPU are needed."""
 
 import ctypes
+import functools
 import re
 import time
 
@@ -30,6 +31,17 @@ def kernels_of(kernel):
 
 def header_of(kernel):
     return f"kf/ops/{names.stem(kernel.op.pattern)}.cuh"
+
+
+@functools.cache
+def quick():
+    """What compiles for the errors and the warnings alone in a tenth of the time, where NVRTC knows it (12.9). From level 2 on nothing."""
+    option = "--Ofast-compile=max"
+    try:
+        compile_text("", options=[option])
+    except NvrtcError:
+        return ()
+    return (option,) if cases.LEVEL < 2 else ()
 
 
 def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):

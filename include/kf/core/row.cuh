@@ -21,7 +21,9 @@ struct kfi_line {
     kf_i64 rows, cols;
     int lanes;   // threads of a block that have a row: a power of two up to a warp, or whole warps
     int groups;  // rows of a block at a time
-    int cluster; // blocks that have a row
+    int cluster; // blocks that have a row: 1 << cluster_bits
+    int cluster_bits;
+    int share;   // 2^20 / lanes, rounded up: threadIdx.x * share >> 20 is threadIdx.x / lanes, of up to 1,024 threads
     int loops;   // vectors of a thread where they are not held
     kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels; heads likewise
     kfi_divisor queries;  // rows of a head
@@ -156,13 +158,14 @@ template <int vec, int split> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line 
         kfi_cluster_arrive();
     }
 #endif
-    at.group = (int)threadIdx.x / g.lanes;
+    const int bits = split ? g.cluster_bits : 0; // a division would come before the first load: 20 instructions, one after the other
+    at.group = (int)threadIdx.x * g.share >> 20;
     at.lane = (int)threadIdx.x - at.group * g.lanes;
     at.first = (at.rank * g.lanes + at.lane) * vec;
-    at.step = g.lanes * g.cluster * vec;
-    at.block = blockIdx.x / (unsigned)g.cluster;
+    at.step = (g.lanes << bits) * vec;
+    at.block = blockIdx.x >> bits;
     at.row = at.block * g.groups + at.group;
-    at.apart = (kf_i64)(gridDim.x / (unsigned)g.cluster) * g.groups;
+    at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
     return at;
 }
 // Nobody sends to another block before.
@@ -219,7 +222,8 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
     /* What a pass reduces, of all threads of a row, `words` says how, 2 bits each. Of a kernel's `passes` it is number `pass`, of its */ \
     /* `all` reductions these begin at `first`. Shared memory: posts, then for each turn and reduction a value of each warp, then of */ \
     /* each block of a cluster. */ \
-    template <int words, int split, int pass, int passes, int first, int all, int count> \
+    /* alone: in a row that has one block the first warp alone needs the result. */ \
+    template <int words, int split, int alone, int pass, int passes, int first, int all, int count> \
     KFI_DEVICE void kfi_line_reduce(type (&v)[count], const kfi_line &g, const kfi_spot &at) \
     { \
         unsigned long long *const post = (unsigned long long *)kfi_dynamic() + at.turn * passes + pass; \
@@ -233,6 +237,7 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
             if (threadIdx.x % 32 == 0) \
                 _Pragma("unroll") for (int i = 0; i < count; ++i) slot[i * 32 + threadIdx.x / 32] = v[i]; \
             __syncthreads(); \
+            if (alone && (!split || g.cluster == 1) && at.lane >= 32) return; \
             if (warps > 8) kfi_line_fold<words, 32>(v, slot + at.group * warps, warps); \
             else if (warps > 2) kfi_line_fold<words, 8>(v, slot + at.group * warps, warps); \
             else kfi_line_fold<words, 2>(v, slot + at.group * warps, warps); \
@@ -246,26 +251,33 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (c + e < stride) partial[c + e] = 0; \
     } \
-    /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added up over the block's rows. */ \
-    /* buffer: a vector for each thread. */ \
+    /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added up over the block's rows: across a warp */ \
+    /* that has several of them, then what its warps, or rows of whole warps, have left in buffer: places for all sums of each thread. */ \
     template <int held, int vec> \
-    KFI_DEVICE void kfi_line_sums(type *partial, const type (&sum)[held][vec], type *buffer, const kfi_line &g, int group, int first, int step) \
+    KFI_DEVICE void kfi_line_sums(type *partial, type (&sum)[held][vec], type *buffer, const kfi_line &g, int group, int first, int step) \
     { \
-        const int padded = (int)kfi_ceil4(g.cols), apart = g.lanes * vec; \
-        type *const own = buffer + (int)threadIdx.x * vec; \
-        _Pragma("unroll") for (int s = 0; s < held; ++s) { \
-            alignas(16) type total[vec]; \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] = sum[s][e]; \
-            if (g.groups > 1) { \
-                __syncthreads(); \
-                _Pragma("unroll") for (int e = 0; e < vec; ++e) own[e] = sum[s][e]; \
-                __syncthreads(); \
-                _Pragma("unroll 1") for (int y = 1; y < g.groups && group == 0; ++y) \
-                    _Pragma("unroll") for (int e = 0; e < vec; ++e) total[e] += own[y * apart + e]; \
-            } \
+        const int padded = (int)kfi_ceil4(g.cols); \
+        if (g.groups == 1) { \
             constexpr int piece = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; /* padded is whole pieces */ \
-            _Pragma("unroll") for (int e = 0; e < vec; e += piece) \
-                if (group == 0 && first + s * step + e < padded) kfi_store<piece * (int)sizeof(type)>(partial + first + s * step + e, total + e); \
+            _Pragma("unroll") for (int s = 0; s < held; ++s) \
+                _Pragma("unroll") for (int e = 0; e < vec; e += piece) \
+                    if (first + s * step + e < padded) kfi_store<piece * (int)sizeof(type)>(partial + first + s * step + e, sum[s] + e); \
+            return; \
+        } \
+        _Pragma("unroll 1") for (int by = 16; by >= g.lanes; by >>= 1) \
+            _Pragma("unroll") for (int s = 0; s < held; ++s) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) sum[s][e] += __shfl_xor_sync(0xffffffffu, sum[s][e], by); \
+        const int row = g.lanes < 32 ? (int)threadIdx.x / 32 : group, rows = g.lanes < 32 ? (int)blockDim.x / 32 : g.groups; \
+        type *const own = buffer + row * held * step + first; \
+        __syncthreads(); \
+        if ((int)threadIdx.x % 32 < g.lanes) \
+            _Pragma("unroll") for (int s = 0; s < held; ++s) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) own[s * step + e] = sum[s][e]; \
+        __syncthreads(); \
+        _Pragma("unroll 1") for (int c = (int)threadIdx.x; c < padded; c += (int)blockDim.x) { \
+            type total = buffer[c]; \
+            _Pragma("unroll 4") for (int y = 1; y < rows; ++y) total += buffer[y * held * step + c]; \
+            partial[c] = total; \
         } \
     }
 KFI_LINE_WORDS(float, f32)
@@ -350,6 +362,19 @@ KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, const vo
         else kfi_line_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size, room - s * step);  // fewer registers
     }
 }
+// That all of it is on its way before the first value is looked at: ptxas likes to load the last vectors when the first ones are used up,
+// a wait more. So the first word is made to depend on a word of each vector, by a mask that it cannot know to be 0.
+KFI_DEVICE unsigned kfi_line_zero(const kfi_line &g) { return (unsigned)((unsigned long long)g.cols >> 63); }
+template <int asked, int bytes, int held> KFI_DEVICE void kfi_line_await(void *first, const void *values, const kfi_line &g)
+{
+#ifdef KFI_PTX
+    const unsigned zero = kfi_line_zero(g);
+#pragma unroll
+    for (int s = 0; s < held && asked; ++s) *(unsigned *)first ^= *(const unsigned *)((const char *)values + s * bytes) & zero;
+#else
+    (void)first, (void)values, (void)g;
+#endif
+}
 // A result as it is stored, where others are computed from it: rounded as one of two, which is one instruction of many a clock; that of
 // one alone has a quarter of the throughput.
 #define KFI_LINE_STORED(type, word) \
@@ -389,6 +414,20 @@ KFI_DEVICE void kfi_line_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
         keep[e] = first & 1u ? (e % 2 ? next : odd) : (e % 2 ? odd : even);
     }
 }
+// A row operand on its way to the caches at a kernel's beginning, where there are so few rows that no other block will have brought
+// it: the last pass loads it vector by vector, and each would wait for memory.
+#define KFI_LINE_FEW 132 // blocks of one row: one an SM
+template <int size, int held> KFI_DEVICE void kfi_line_prefetch(const void *src, int step, int space, const kfi_line &g)
+{
+#ifdef KFI_PTX
+    const bool few = g.groups == 1 && gridDim.x <= KFI_LINE_FEW;
+#pragma unroll
+    for (int s = 0; s < held && few; ++s)
+        if (space - s * step > 0) asm volatile("prefetch.global.L1 [%0];" ::"l"((const char(*)[size])src + s * step));
+#else
+    (void)src, (void)step, (void)space, (void)g;
+#endif
+}
 // The value of a row operand that is absent.
 #define KFI_LINE_ABSENT(type, number) \
     template <int count> KFI_DEVICE void kfi_line_absent(type *to, number v) \
@@ -407,7 +446,7 @@ KFI_DEVICE void kfi_line_forget(void *values, const kfi_line &g)
 {
 #ifdef KFI_PTX
     unsigned *const words = (unsigned *)values;
-    const unsigned zero = (unsigned)((unsigned long long)g.cols >> 63);
+    const unsigned zero = kfi_line_zero(g);
 #pragma unroll
     for (int i = 0; i < count / 2; ++i) {
         if (many) asm volatile("xor.b32 %0, %0, %1;" : "+r"(words[i]) : "r"(zero));
@@ -486,7 +525,7 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     const int clusters = kfi_line_clusters();
     g->rows = rows;
     g->cols = cols;
-    g->cluster = 1;
+    g->cluster_bits = 0;
     int found = 0;
     kfi_held how = {};
     for (; found < holds; ++found) {
@@ -498,12 +537,14 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     kf_i64 lanes = kfi_clamp(512, 1, KFI_LINE_CAP);
     if (found < holds) {
         const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_LINE_CAP); // of a block
-        while (found + 1 == holds && g->cluster < clusters && vectors > full * g->cluster) g->cluster *= 2;
-        lanes = kfi_ceil(vectors, how.vectors * g->cluster);
+        while (found + 1 == holds && 1 << g->cluster_bits < clusters && vectors > full << g->cluster_bits) ++g->cluster_bits;
+        lanes = kfi_ceil(vectors, (kf_i64)how.vectors << g->cluster_bits);
     }
+    g->cluster = 1 << g->cluster_bits;
     g->lanes = (int)kfi_ceil(lanes, 32) * 32;
     if (lanes <= 32)
         for (g->lanes = 1; g->lanes < lanes;) g->lanes *= 2;
+    g->share = (int)kfi_ceil(1 << 20, g->lanes);
     const int block = sums ? KFI_LINE_SUM_BLOCK : KFI_LINE_BLOCK;
     g->groups = found < holds && g->cluster == 1 && g->lanes <= (sums ? block : 32) ? block / g->lanes : 1;
     *threads = g->lanes * g->groups;
