@@ -2,6 +2,8 @@
 """What every CUDA launcher asks of the runtime, over one that only counts: launches on the caller's stream within the limits
 of every GPU, and a launch's own status as the result."""
 
+import ctypes
+
 import cases
 import hostcuda
 import pytest
@@ -107,3 +109,30 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
             got = cuda.call(f, call.values)
             assert got == UNSUPPORTED, f"{f['name']}: {got} {cuda.detail}"
             assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail
+
+
+HOOK = """
+#include <stdio.h>
+inline char kft_said[300];
+inline void kft_say(const char *function, const void *kernel, const cudaLaunchConfig_t *c)
+{
+    snprintf(kft_said, sizeof kft_said, "%s %p %u %u %u %llu %p", function, kernel, c->gridDim.x, c->gridDim.y, c->blockDim.x,
+             (unsigned long long)c->dynamicSmemBytes, (void *)c->stream);
+}
+#define KF_ON_LAUNCH(function, kernel, config) kft_say(function, kernel, config)
+"""
+
+
+def test_who_asked_is_told_each_launch(tmp_path):
+    """KF_ON_LAUNCH: the name of the function, activation and state included, and what the runtime is then given."""
+    hook = tmp_path / "hook.h"
+    hook.write_text(HOOK)
+    chosen = [f for f in FUNCTIONS if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu") and f["op"].startswith(("layer_norm", "bias_"))]
+    lib = hostcuda.build(chosen, tmp_path, flags=(*PARTS, "-include", str(hostcuda.HEADER), "-include", str(hook)))
+    said = (ctypes.c_char * 300).in_dll(lib.dll, "kft_said")
+    for f in chosen:
+        assert lib.call(f, Call(lib, f).values, STREAM) == 0
+        seen = lib.seen
+        wanted = f"{f['name']} {seen.kernel:#x} {seen.grid[0]} {seen.grid[1]} {seen.block[0]} {seen.shared_bytes} {STREAM:#x}"
+        assert said.value.decode() == wanted
+    assert any(f["state"] for f in chosen) and any(f["workspace"] for f in chosen)

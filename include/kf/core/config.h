@@ -3,6 +3,9 @@
 
    KF_OMP_MIN          Affects: C launchers. Elements below which a call stays on the calling thread.
                        Default: 32768. Cost: none.
+   KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the calling thread before each
+                       launch: the function's name, the kernel's address on the host and the cudaLaunchConfig_t *, which
+                       say what schedule was chosen (examples/06_launches.cu). Default: nothing. Cost: none.
    KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers in one pass, for an
                        emulation that runs them on the CPU: set by that of tests/emu, in its cuda_runtime.h, which comes
                        before kf's headers. Inline PTX has a twin in C then. Default: off.

@@ -70,6 +70,11 @@ KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel,
     }
     cudaError_t status = cudaSuccess;
     if (shared > 48 << 10) status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+#ifdef KF_ON_LAUNCH
+    char function[128];
+    kfi_write_name(function, sizeof function, name);
+    KF_ON_LAUNCH(function, kernel, &config);
+#endif
     if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, kernel, args);
     if (status == cudaSuccess) return KF_SUCCESS;
     const bool image = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;

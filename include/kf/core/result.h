@@ -79,20 +79,26 @@ KFI_ONCE const char *kfi_word(const char *words, int k)
     return words;
 }
 
-/* argument: a word, what the message is about. */
-KFI_PRINTF(4, 5)
-KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument, const char *format, ...)
+/* The function's name, as it was called. */
+KFI_ONCE void kfi_write_name(char *text, size_t size, const kfi_name *name)
 {
     const int before = (int)strcspn(name->pattern, "{");
     const char *after = name->pattern + before + (name->pattern[before] ? 5 : 0);
     const int none = strcmp(name->word, "none") == 0;
-    char text[200];
+    snprintf(text, size, "%.*s%s%s", before, name->pattern, none || !name->pattern[before] ? "" : name->word, after + (none && *after == '_'));
+}
+
+/* argument: a word, what the message is about. */
+KFI_PRINTF(4, 5)
+KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument, const char *format, ...)
+{
+    char function[128], text[200];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.*s%s%s: %.*s %s", before, name->pattern, none || !name->pattern[before] ? "" : name->word,
-             after + (none && *after == '_'), (int)strcspn(argument, " "), argument, text);
+    kfi_write_name(function, sizeof function, name);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%s: %.*s %s", function, (int)strcspn(argument, " "), argument, text);
     return result;
 }
 
