@@ -363,14 +363,15 @@ KFI_DEVICE void kfi_line_hold(void *dst, bool ringed, const char *slot, const vo
     }
 }
 // That all of it is on its way before the first value is looked at: ptxas likes to load the last vectors when the first ones are used up,
-// a wait more. So the first word is made to depend on a word of each vector, by a mask that it cannot know to be 0.
+// a wait more. So the first word is made to depend on a word of each vector, by a mask that it cannot know to be 0. (Not of vectors of
+// two bytes, as two conditions are: they hold no word.)
 KFI_DEVICE unsigned kfi_line_zero(const kfi_line &g) { return (unsigned)((unsigned long long)g.cols >> 63); }
 template <int asked, int bytes, int held> KFI_DEVICE void kfi_line_await(void *first, const void *values, const kfi_line &g)
 {
 #ifdef KFI_PTX
     const unsigned zero = kfi_line_zero(g);
 #pragma unroll
-    for (int s = 0; s < held && asked; ++s) *(unsigned *)first ^= *(const unsigned *)((const char *)values + s * bytes) & zero;
+    for (int s = 0; s < held && asked && bytes % 4 == 0; ++s) *(unsigned *)first ^= *(const unsigned *)((const char *)values + s * bytes) & zero;
 #else
     (void)first, (void)values, (void)g;
 #endif
