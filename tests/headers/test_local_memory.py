@@ -32,5 +32,6 @@ def test_rows_are_held_in_registers(dtype, include, tmp_path):
 
 def test_a_frame_is_seen(include, tmp_path):
     """Of an array that is written at places nobody knows before."""
-    text = "__global__ void kernel(int *x, int i)\n{\n    int a[16] = {};\n    for (int k = 0; k < 9; ++k) a[(k * i) & 15] += x[k];\n    x[0] = a[i];\n}\n"
+    body = "    int a[16] = {};\n    for (int k = 0; k < 9; ++k) a[(k * i) & 15] += x[k];\n    x[0] = a[i];\n"
+    text = f"__global__ void kernel(int *x, int i)\n{{\n{body}}}\n"
     assert list(frames(text, include, tmp_path).values()) == [64]
