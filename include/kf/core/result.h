@@ -92,13 +92,14 @@ KFI_ONCE void kfi_write_name(char *text, size_t size, const kfi_name *name)
 KFI_PRINTF(4, 5)
 KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument, const char *format, ...)
 {
-    char function[128], text[200];
+    char text[200];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    kfi_write_name(function, sizeof function, name);
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%s: %.*s %s", function, (int)strcspn(argument, " "), argument, text);
+    kfi_write_name(kfi_error_detail, sizeof kfi_error_detail, name);
+    const size_t used = strlen(kfi_error_detail);
+    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, ": %.*s %s", (int)strcspn(argument, " "), argument, text);
     return result;
 }
 

@@ -23,7 +23,9 @@
 #define KFI_EACH_STRIP(i) (void)(i)
 #endif
 
-/* Accumulators without a term, and their fold. */
+/* Accumulators without a term, and their fold, whose loops have constant lengths: each is an instruction or two. */
+#define KFI_FOLD_STEP(join, n) \
+    for (int j = 0; j < n; ++j) a[j] = join(a[j], a[j + n]);
 #define KFI_FOLD(word, type, nothing, join) \
     KFI_INLINE void kfi_clear_##word(type *a) \
     { \
@@ -31,11 +33,11 @@
     } \
     KFI_INLINE type kfi_fold_##word(type *a) \
     { \
-        for (int step = KFI_STRIP / 2; step >= 16; step /= 2) \
-            for (int j = 0; j < step; ++j) a[j] = join(a[j], a[j + step]); \
-        for (int step = 8; step > 0; step /= 2) \
-            for (int j = 0; j < step; ++j) a[j] = join(a[j], a[j + step]); \
-        return a[0]; \
+        KFI_FOLD_STEP(join, KFI_STRIP / 2) \
+        KFI_FOLD_STEP(join, KFI_STRIP / 4) \
+        KFI_FOLD_STEP(join, KFI_STRIP / 8) \
+        KFI_FOLD_STEP(join, KFI_STRIP / 16) \
+        return join(join(a[0], a[2]), join(a[1], a[3])); \
     }
 KFI_INLINE float kfi_cpu_sum_f32(float a, float b) { return a + b; }
 KFI_INLINE double kfi_cpu_sum_f64(double a, double b) { return a + b; }
