@@ -240,11 +240,11 @@ BROKEN = {
         "kf/core/row.h", r"\(size_t\)\(left \* size\)\)",
         "(size_t)((left - 1) * size))", ("kf_cpu_log_softmax_bwd_f32", "kf_cpu_rms_norm_gelu_f16", "kf_cpu_layer_norm_relu_bwd_f32",)),
     "row: the fold leaves lanes out": (
-        "kf/core/row.h", r"int step = 8; step > 0",
-        "int step = 4; step > 0", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_f64", "kf_cpu_layer_norm_bwd_bf16",)),
+        "kf/core/row.h", r"KFI_FOLD_STEP\(join, KFI_STRIP / 8\)",
+        "", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_f64", "kf_cpu_layer_norm_bwd_bf16",)),
     "row: the fold leaves the last step out": (
-        "kf/core/row.h", r"int step = 8; step > 0",
-        "int step = 8; step > 1", ("kf_cpu_log_softmax_f32", "kf_cpu_softmax_bwd_f16", "kf_cpu_rms_norm_relu_f32",)),
+        "kf/core/row.h", r"join\(join\(a\[0\], a\[2\]\), join\(a\[1\], a\[3\]\)\)",
+        "join(a[0], a[2])", ("kf_cpu_log_softmax_f32", "kf_cpu_softmax_bwd_f16", "kf_cpu_rms_norm_relu_f32",)),
     "row: accumulators go on from the row before": (
         "kf/ops/rms_norm.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
         r"static float \1[KFI_STRIP];\2if (row == begin) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
