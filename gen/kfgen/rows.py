@@ -373,9 +373,10 @@ class RowKernel(Kernel):
             return [(4, 512, 512, 512), walk]
         if self.transcendental:  # what is computed of a value is held as well: 32 of them
             return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
-        if self.row_loads:  # so few vectors that those of the weights find room beside them
-            return [(4, 256, 256, 256) if size == 2 else (4, 512, 512, 512), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]
-        return [(4, 32, 32, 32), (8, 256 if size == 2 else 512, 256 if size == 2 else 512, 1024), walk]  # few threads, few shuffles
+        full = 256 if size == 2 else 512
+        # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
+        few = full if self.row_loads else 32
+        return [(4, few, few, few), (8, full, full, 1024), walk]
 
     def _kept_vectors(self, vectors):
         """16-byte parts of row operands that a thread of a block that walks keeps in shared memory."""
@@ -446,6 +447,11 @@ class RowKernel(Kernel):
     def late_sums(self):
         """{gradient that is summed over the rows and needs every pass: its text}."""
         return {s.name: self.cuda.texts[s.name] for s in self.sums if s.name in self.cuda.texts}
+
+    @property
+    def last_pass(self):
+        """Whether a row's elements are gone over once more when all is reduced."""
+        return bool(self.stores or self.late_sums)
 
     @property
     def transcendental(self):

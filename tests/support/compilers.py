@@ -54,8 +54,8 @@ def fails(command, cwd=None):
 
 @functools.cache
 def quick():
-    """What compiles for the errors and the warnings alone in less than half the time: nvcc 13's fast way, else fewer optimisations. From
-    level 2 on nothing."""
+    """What compiles for the errors and the warnings alone: nvcc's fast way where it has one (a third to a half of the time), else fewer
+    optimisations. From level 2 on nothing."""
     if cases.LEVEL > 1:
         return ()
     return ("-Ofc=max",) if "--Ofast-compile" in execute([NVCC, "--help"])[0].stdout else ("-Xcicc=-O1", "-Xptxas=-O1")

@@ -35,13 +35,15 @@ def header_of(kernel):
 
 @functools.cache
 def quick():
-    """What compiles for the errors and the warnings alone in a tenth of the time, where NVRTC knows it (12.9). From level 2 on nothing."""
+    """What compiles for the errors and the warnings alone, in a sixth of the time or less, where NVRTC knows it. From level 2 on nothing."""
     option = "--Ofast-compile=max"
+    if cases.LEVEL > 1:
+        return ()
     try:
         compile_text("", options=[option])
     except NvrtcError:
         return ()
-    return (option,) if cases.LEVEL < 2 else ()
+    return (option,)
 
 
 def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):
