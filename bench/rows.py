@@ -37,6 +37,22 @@ FORWARD = {
 FORWARD["instance_norm_{act}"] = lambda t: F.instance_norm(
     t["x"].view(-1, CHANNELS, t["x"].shape[-1]), weight=t["weight"], bias=t["bias"], eps=EPS).view_as(t["x"])
 FORWARD["cross_entropy_with_grad"] = FORWARD["cross_entropy"]
+GROUPS, PARTS = 32, 8  # of group_norm: groups, and the channels of one
+
+
+def group_norm(t, x):
+    """x: [batch, channels, ...], of any strides."""
+    return F.group_norm(x, GROUPS, t["weight"], t["bias"], EPS)
+
+
+def nhwc(x):
+    """What lies [batch, length, channels], as PyTorch takes it: a strided [batch, channels, length, 1]."""
+    return x.view(-1, x.shape[1] // PARTS, 1, GROUPS * PARTS).permute(0, 3, 1, 2)
+
+
+NHWC = "group_norm_nhwc"  # the same launchers, other sizes
+FORWARD["group_norm_{act}"] = lambda t: group_norm(t, t["x"].view(-1, GROUPS * PARTS, t["x"].shape[1] // PARTS)).view_as(t["x"])
+FORWARD[NHWC] = lambda t: group_norm(t, nhwc(t["x"])).permute(0, 2, 3, 1).reshape(t["x"].shape)
 P = 0.1
 SCALE = 0.125
 HEADS = 16  # of attention's scores, at most as many queries as keys
@@ -72,6 +88,7 @@ def dropped(norm):
 FORWARD |= {f"add_{norm}": after_sum(norm) for norm in ("rms_norm_{act}", "layer_norm_{act}")}
 FORWARD |= {f"{op}_dropout": dropped(op) for op in ("layer_norm_{act}", "scale_mask_softmax")}
 LEAVES = ("x", "residual", "weight", "bias")
+SMALL = {"row": 0, "channel": CHANNELS, "group": GROUPS * PARTS}  # kinds of weights, and how many there are; 0: as many as columns
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
 SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "scale": SCALE, "p": P,
@@ -92,8 +109,15 @@ def parser(about, build="rows", shapes=()):
 
 def functions(o):
     """Those that were asked for: each op without activation, in one dtype."""
-    return [f for f in kflib.manifest()["functions"] if f["op"] in o.ops and f["activation"] == "none" and len(f["dtypes"]) == 1
-            and f["dtypes"][0] in o.dtypes and not f["state"]]
+    all_ = [f for f in kflib.manifest()["functions"] if f["activation"] == "none" and len(f["dtypes"]) == 1 and f["dtypes"][0] in o.dtypes
+            and not f["state"]]
+    all_ += [f | {"op": NHWC} for f in all_ if f["op"] == "group_norm_{act}"]
+    return [f for f in all_ if f["op"] in o.ops]
+
+
+def distinct(chosen):
+    """Launchers, each once."""
+    return list({f["name"]: f for f in chosen}.values())
 
 
 def arguments():
@@ -154,8 +178,8 @@ def tensors(f, rows, cols, dtype):
     names = [a["name"] for a in f["arguments"]]
     t = {n: torch.randn(rows, cols, device=DEVICE).to(dtype) for n in ("x", "residual") if n in names}
     for a in f["arguments"]:
-        if a.get("kind") in ("row", "channel") and a["role"] == "in":
-            t[a["name"]] = torch.randn(cols if a["kind"] == "row" else CHANNELS, device=DEVICE).to(dtype)
+        if a.get("kind") in SMALL and a["role"] == "in":
+            t[a["name"]] = torch.randn(SMALL[a["kind"]] or cols, device=DEVICE).to(dtype)
     if f["op"].startswith("scale_"):
         batch, _, queries, _ = sizes_of(f, rows, cols)
         drawn = torch.rand(batch, queries, cols, device=DEVICE) < 0.7
@@ -176,8 +200,11 @@ def tensors(f, rows, cols, dtype):
             t["residual_out"] = t["x"] + t["residual"]
         if f["op"] == "l2_normalize":
             t["norm"] = torch.cat([part.float().norm(dim=-1) for part in t["x"].chunk(16)])
+        whole = t.get("residual_out", t["x"])
+        if f["op"] == NHWC:
+            whole = whole.view(-1, cols // PARTS, GROUPS, PARTS).transpose(1, 2).reshape(rows, cols)
         for part in torch.arange(rows, device=DEVICE).chunk(16) if "rstd" in names else ():
-            x = t.get("residual_out", t["x"])[part].float()
+            x = whole[part].float()
             mean = x.mean(-1) if "mean" in names else torch.zeros(len(part), device=DEVICE)
             t.setdefault("mean", torch.empty(rows, device=DEVICE))[part] = mean
             t.setdefault("rstd", torch.empty(rows, device=DEVICE))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
@@ -185,7 +212,7 @@ def tensors(f, rows, cols, dtype):
             t["out"] = FORWARD[f["op"]](t)
     for a in f["arguments"]:
         if a["role"] in ("out", "sum") and a["name"] not in UNASKED:
-            shape = {"elem": (rows, cols), "row": (cols,), "channel": (CHANNELS,)}.get(a["kind"], (rows,))
+            shape = (rows, cols) if a["kind"] == "elem" else (SMALL[a["kind"]] or cols,) if a["kind"] in SMALL else (rows,)
             t[a["name"]] = torch.full(shape, float("nan"), device=DEVICE, dtype=DTYPES.get(a["dtype"]))
     return t
 
@@ -225,7 +252,11 @@ def moved_bytes(f, t):
 
 
 def sizes_of(f, *shape):
-    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS, those of queries are of HEADS."""
+    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS, those of queries are of HEADS, of groups of GROUPS."""
+    if "groups" in f["sizes"]:
+        rows, cols = shape
+        length = cols // PARTS if f["op"] == NHWC else 1
+        return [rows // GROUPS, length, GROUPS, PARTS, cols // (PARTS * length)]
     if "heads" in f["sizes"]:
         rows, cols = shape
         queries = min(cols, rows // HEADS)
@@ -283,7 +314,7 @@ def write(path, script, found, tensors=f"{MIB} MiB each: cold L2"):
 def main():
     o = arguments()
     chosen = functions(o)
-    lib = kflib.build("cuda", chosen, o.build_dir, ["-O3", "-arch=native"])
+    lib = kflib.build("cuda", distinct(chosen), o.build_dir, ["-O3", "-arch=native"])
     found = []
     for f in chosen:
         for cols in o.cols:

@@ -140,7 +140,7 @@ def main():
     o = arguments()
     torch.set_num_threads(THREADS)
     chosen = shared.functions(o)
-    lib = kflib.build("cpu", chosen, o.build_dir, o.flags)
+    lib = kflib.build("cpu", shared.distinct(chosen), o.build_dir, o.flags)
     timer, found = timing.Cpu(THREADS), []
     for f in chosen:
         for shape in o.shapes:

@@ -43,7 +43,7 @@ def measure(lib, f, rows, cols, timer):
 def main():
     o = shared.parser(__doc__, shapes=SHAPES).parse_args()
     chosen = shared.functions(o)
-    lib = shared.kflib.build("cuda", chosen, o.build_dir, ["-O3", "-arch=native"])
+    lib = shared.kflib.build("cuda", shared.distinct(chosen), o.build_dir, ["-O3", "-arch=native"])
     timer, found = timing.Cuda(), []
     timer.warm_up()
     for shape in o.shapes:

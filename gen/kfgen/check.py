@@ -255,7 +255,8 @@ def _map_op(op, act, failures):
 # ---- ops over rows -----------------------------------------------------------------------------------------------
 
 ROWS, COLS = 6, 11
-SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1), "shared": (ROWS, COLS)}  # of one batch, one head
+SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1), "shared": (ROWS, COLS),  # of one batch, one head
+          "group": (ROWS, COLS)}  # inner = 1
 
 
 def _row_op(op, act, failures):

@@ -19,7 +19,7 @@ def formulas(k):
         return [f"{name} = {one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
-    over = "rows" if not k.has_channel else "outer" if k.family == "row" else "outer and inner"
+    over = "outer, length and inner" if "group" in k.kinds else "rows" if not k.has_channel else "outer" if k.family == "row" else "outer and inner"
     return lines + [f"{part} = " + (f"sum over {over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
 
 
@@ -61,7 +61,8 @@ def _write(graph, roots):
 
 def shape(k, stream):
     sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:],
-             "per_plane": k.sizes[:2], "per_query": k.sizes[:3], "shared": k.sizes[:1] + k.sizes[2:]}.get(stream.kind, k.sizes)
+             "per_plane": k.sizes[:2], "per_query": k.sizes[:3], "shared": k.sizes[:1] + k.sizes[2:],
+             "group": k.sizes[2:4], "per_group": k.sizes[:1] + k.sizes[2:3]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 

@@ -42,7 +42,7 @@ DTYPE = {
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "shared")  # what is smaller than the result
+ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "shared", "group")  # what is smaller than the result
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Stream:
 
     name: str
     # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner], per_query: one per row of [batch, heads,
-    # queries, keys], shared: [batch, queries, keys]
+    # queries, keys], shared: [batch, queries, keys]; group: [groups, channels] of [outer, length, groups, channels, inner], per_group: one
+    # per [outer, groups]
     kind: str
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
@@ -617,7 +618,8 @@ class Kernel:
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
         # As core/check.h has them, and the flags.
-        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "shared": 6}
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5, "shared": 6,
+                 "group": 7}
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):

@@ -19,10 +19,15 @@ WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
 # what dropout has made, whose mask would be drawn again (costly).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
-PER_ROW = ("per_row", "per_plane", "per_query")  # kinds of what is one per row
+PER_ROW = ("per_row", "per_plane", "per_query", "per_group")  # kinds of what is one per row
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
-# How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's.
-SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"]}
+# How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's;
+# one of groups is a group's, in `length` pieces of channels * inner elements.
+SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"],
+         "groups": ["outer", "length", "groups", "channels", "inner"]}
+EACH = {"rows": "per_row", "planes": "per_plane", "heads": "per_query", "groups": "per_group"}  # the kind of what is one per row
+LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
+SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
 
@@ -84,6 +89,7 @@ class Program:
     texts: dict  # value of an output: its text
     names: list  # of a row's values that are computed
     kept: list  # of an element's values that are kept between passes
+    groups: "Program" = None  # gradients that are added up over a channel's elements of a row
 
     def listing(self):
         """What is computed, in order, for a reader."""
@@ -91,6 +97,9 @@ class Program:
             return [*found.lines, *(f"{name} = {text};" for name, text in found.values)]
 
         lines = step(self.before)
+        if self.groups:
+            lines += ["over a channel's elements of the row:", *(f"    {line}" for line in step(self.groups.before) + self.groups.lines)]
+            lines += [f"    {name} = sum of {text};" for name, text in self.groups.texts.items()]
         for p in self.passes:
             lines += ["over the row:", *(f"    {line}" for line in p.lines), *(f"    {r.name} = {r.word} of {r.text};" for r in p.reductions)]
             lines += [*(f"    {name} = {text};" for name, text in p.sums.items()), *step(p.after)]
@@ -209,9 +218,8 @@ class RowKernel(Kernel):
         graph, env, outs = op_graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
-        planes = any(o.kind == "channel" for o in op.operands)
-        self.layout = "planes" if planes else "heads" if has_queries(op, graph, env, outs) else "rows"
-        per_row = {"planes": "per_plane", "heads": "per_query", "rows": "per_row"}[self.layout]
+        self.layout = next((LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF), "heads" if has_queries(op, graph, env, outs) else "rows")
+        per_row = EACH[self.layout]
         self.operands = [Stream(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
                          for o in op.operands]
 
@@ -231,7 +239,7 @@ class RowKernel(Kernel):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
                     twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == stream.kind), "")
-                    self.outputs.append(Stream(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in ("row", "channel") else "out",
+                    self.outputs.append(Stream(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in SUMMED else "out",
                                                (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
         self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
@@ -259,10 +267,14 @@ class RowKernel(Kernel):
         self.loads = [s for s in self.inputs if s.kind in ("elem", "shared") and s.name in self.along]
         self.shared = [s for s in self.loads if s.kind == "shared"]
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
+        self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
+        self.pieces = self.layout == "groups"
         self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
         self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
         # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
         self.plane_sums = [s for s in self.sums if s.kind == "channel"]
+        # One that is added up within a row, over a channel's elements: a value of each channel and slice of it, and the second stage.
+        self.group_sums = [s for s in self.sums if s.kind == "group"]
         self.sums = [s for s in self.sums if s.kind == "row"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind in PER_ROW]
@@ -274,6 +286,13 @@ class RowKernel(Kernel):
         if not reductions and self.stores and any(p.source.kind == "elem" for p in self.picks):
             problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between"
             raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it")
+        if self.group_sums and not reductions:  # which all threads of a row wait for: results may be stored in place of what others still read
+            problem = "has a gradient for a \"group\" and a backward that reduces nothing over the row"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "add grad = false to it, or make its kind elem")
+        for s in self.group_sums:
+            if stages(self.graph, s.exprs):
+                problem = f"the gradient for `{s.name[1:]}` needs a sum over the row, for which it would wait"
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "save that sum in the forward")
         for count in Counter(reductions.values()).values():
             if count > MAX_REDUCTIONS:
                 problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
@@ -291,7 +310,7 @@ class RowKernel(Kernel):
 
     @property
     def added(self):
-        return self.sums + self.plane_sums
+        return self.sums + self.plane_sums + self.group_sums
 
     @property
     def sum_kernels(self):
@@ -318,14 +337,26 @@ class RowKernel(Kernel):
                       act_bwd=lambda x, dy: f"kfi_act_bwd_{self.act_flavour}({act}, {x}, {dy}, scalars)",
                       stored=(lambda x: f"kfi_stored_{self.dtype.word}({x})") if self.dtype.size == 2 else None)
 
+    @property
+    def sources(self):
+        """Inputs that have a value for each element of a row."""
+        return self.loads + self.row_loads + self.group_loads
+
     @functools.cached_property
     def cuda(self):
-        env = {s.name: f"{s.name}_f[e]" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
+        env = {s.name: f"{s.name}_f[e]" for s in self.sources} | {s.name: f"{s.name}_i[0]" for s in self.values + self.picks}
         env |= {COLUMN: "(column + e)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         graph, roots = copy(self.graph, self.roots, picks(self.graph, self.roots))
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
-        return program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, self.cuda_target, env,
-                       [s.name for s in self.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
+        return self.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.outputs, roots)}, self.cuda_target, env,
+                            [s.name for s in self.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
+
+    def program(self, graph, roots, target, env, *more, **options):
+        """What is added up over a channel's elements of a row is a program of its own."""
+        apart = {s.name: roots.pop(s.name) for s in self.group_sums}
+        found = program(graph, roots, target, env, *more, **options)
+        found.groups = program(graph, apart, target, env) if apart else None
+        return found
 
     def of_pass(self, streams, names):
         return [s for s in streams if s.name in names]
@@ -364,13 +395,16 @@ class RowKernel(Kernel):
         size, loads = 16 // self.vec, len(self.loads)
         if self.sums:  # 16 values of each tensor, and as many sums
             return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
-        vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads else 8
+        vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.row_loads + self.group_loads else 8
         most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
+        if self.group_sums:  # beside the row's values those of its channels, and sums
+            return [(4, 256, 256, 256), walk]
         if loads > 2 and self.transcendental:  # values and what is computed of them: 128 registers
             return [(4, 256, 256, 256), walk]
         if loads > 1:
-            return [(4, 512, 512, 512), walk]
+            most = 384 if size == 2 else 512  # two blocks an SM, whose threads have 80 or 64 registers
+            return [(4, most, most, most), walk]
         if self.transcendental:  # what is computed of a value is held as well: 32 of them
             return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
         full = 256 if size == 2 else 512
@@ -459,14 +493,14 @@ class RowKernel(Kernel):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.loads + self.row_loads + self.values + self.picked]
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.sources + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
         found += [f"{self.geometry} g"] + (["kfi_sums sums"] if self.added else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
-        found = [s.name for s in self.loads + self.row_loads + self.values + self.picked + self.stores + self.results_of_rows]
+        found = [s.name for s in self.sources + self.values + self.picked + self.stores + self.results_of_rows]
         found += ["g"] + (["sums"] if self.added else []) + self.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
@@ -485,7 +519,7 @@ class RowKernel(Kernel):
         found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
         # Two tensors: a few registers too many would leave room for one block of 512 threads alone.
         blocks = ", way == 1 && held ? 2 : 1" if len(self.loads) > 1 and not self.sums and self.dtype.size < 8 else ""
-        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + "1024" + blocks
+        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.group_sums else "1024") + blocks
 
     @property
     def held_table(self):
@@ -503,16 +537,16 @@ class RowKernel(Kernel):
         if self.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
-        env = {s.name: f"{s.name}_j" for s in self.loads + self.row_loads} | {s.name: f"{s.name}_i" for s in self.values + self.picks}
+        env = {s.name: f"{s.name}_j" for s in self.sources} | {s.name: f"{s.name}_i" for s in self.values + self.picks}
         keep = "kfi_cpu_keep(keep[j], keep_from)"
         env |= {COLUMN: f"(column + ({self.compute})j)", KEEP_SCALE: "keep_scale",
                 KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
         # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
         hold = "" if self.has_act else "kfi_held ? name_h[j] : {}"
-        return program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, keep=hold)
+        return self.program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, keep=hold)
 
     def cpu_reads(self, found):
-        return set().union(found.reads, *(p.reads for p in found.passes))
+        return set().union(found.reads, *(p.reads for p in found.passes), found.groups.reads if found.groups else ())
 
     def index(self, stream):
         return self.streams.index(stream)
@@ -552,8 +586,16 @@ class RowKernel(Kernel):
 
     def cpu_tile(self, s):
         """A whole tile of an operand, which begins at column i."""
+        if self.pieces:
+            return self.cpu_piece(s, "KFI_STRIP")
         start = self.cpu_start(s)
         return f"{s.name} ? {s.name} + {start} : {s.name}_t" if s.absent is not None else f"{s.name} + {start}"
+
+    def cpu_piece(self, s, count):
+        """A tile of a row in pieces: where it lies, or a copy."""
+        if s.kind == "group":
+            return f"(const {s.ctype} *)kfi_channel_tile(m, &{s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
 
     def cpu_start(self, s):
         """Its element in column i of a row."""
@@ -561,6 +603,8 @@ class RowKernel(Kernel):
 
     def cpu_tail(self, s):
         """The statement that copies what is left of a row."""
+        if self.pieces:
+            return f"(void){self.cpu_piece(s, 'left').partition(')')[2]};"
         copy = f"kfi_tail({s.name}_t, {s.name} + {self.cpu_start(s)}, left, {s.dtype.size});"
         return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 
@@ -576,7 +620,7 @@ class RowKernel(Kernel):
     def cpu_sources(self, found):
         """The operands that a program reads."""
         seen = self.cpu_reads(found)
-        return self.of_pass(self.loads + self.row_loads, seen) + [
+        return self.of_pass(self.sources, seen) + [
             s for s in self.loads + self.row_loads + self.picked if s.name not in seen and any(p.source is s for p in self.picks)]
 
     def cpu_value(self, s):

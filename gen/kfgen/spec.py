@@ -36,8 +36,8 @@ INT_DTYPES = ("i32", "i64")
 DTYPES = FLOAT_DTYPES + INT_DTYPES
 # Of each family, the kinds of its operands. row: one value per column; per_row: one per row; channel: one per channel of [outer,
 # channels, inner], where family "row" has a row for each plane; shared: [batch, queries, keys], where the others are [batch, heads,
-# queries, keys] and a row is a query's.
-FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel", "shared"), "reduce": ("elem",)}
+# queries, keys] and a row is a query's; group: one per channel of [outer, length, groups, channels, inner], where a row is a group's.
+FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel", "shared", "group"), "reduce": ("elem",)}
 REDUCING = ("row", "reduce")  # whose expressions reduce over a row; reduce: over any axis, and to nothing but that
 USER_ID = 1024  # the first id of users' own activations
 INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
@@ -51,8 +51,8 @@ DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
     "act", "act_bwd", "ahead", "args", "at", "axis", "batch",
-    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "half_first", "heads", "i",
-    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "m", "map", "memset", "mode",
+    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "groups", "half_first", "heads", "i",
+    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
     "more", "n", "next", "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
     "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
     "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
@@ -455,7 +455,7 @@ def _operands(f, scalars, family):
         absent = value.get("absent")
         absent_at = family == "row" and value["kind"] != "elem"
         if absent is not None and (not absent_at or isinstance(absent, bool) or not isinstance(absent, (int, float))):
-            fix = 'a "row", a "per_row", a "channel" or a "shared" of an op over rows may be absent: absent = 1, its value then'
+            fix = 'a "row", a "per_row", a "channel", a "group" or a "shared" of an op over rows may be absent: absent = 1, its value then'
             raise f.error("operands", f"{name} has absent = {absent!r}", fix)
         if absent is not None and not _in_every_dtype(absent):
             raise f.error("operands", f"{name} has absent = {absent!r}", "write a number that every dtype holds, f16 and bf16 as well, such as 1")
@@ -478,8 +478,11 @@ def _operands(f, scalars, family):
     if not kinds & {"elem", "half"}:
         whole = " or ".join(f'"{kind}"' for kind in FAMILIES[family] if kind in ("elem", "half"))
         raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
-    if "channel" in kinds and kinds & {"row", "half", "per_row", "shared"}:
-        raise f.error("operands", 'mixes "channel" with "row", "half", "per_row" or "shared"', "an op has one kind of broadcast")
+    others = {"row", "half", "per_row", "shared"}
+    for kind, not_with in (("channel", others), ("group", others | {"channel"})):
+        if kind in kinds and kinds & not_with:
+            last = ' or "shared"' if kind == "channel" else ', "shared" or "channel"'
+            raise f.error("operands", f'mixes "{kind}" with "row", "half", "per_row"{last}', "an op has one kind of broadcast")
     for o in operands:
         if o.kind == "shared" and o.grad:
             raise f.error("operands", f"{o.name} is shared by heads and has a gradient", "add grad = false to it")
@@ -603,12 +606,15 @@ def _check_rows(op, graph, env, outputs):
     def wrong(field_, problem, fix):
         return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
 
-    odd = next((o for o in op.operands if o.kind in ("row", "channel")), None)
+    odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
     if odd and has_queries(op, graph, env, outputs):
         raise wrong("operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
     if op.types == "pairs":
         raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
     columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
+    if odd and odd.kind == "group" and (columns or op.dropout):
+        word = "pick" if columns else "dropout"
+        raise wrong("operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", "a row of groups is in pieces: write a second op for it")
     for name in sorted(columns & {o.name for o in op.operands if o.dtype != "i64"}):
         fix = f'give `{name}` dtype = "i64", grad = false'
         raise wrong("operands", f"`{name}` is the number of a column, which pick() needs as a whole number", fix)

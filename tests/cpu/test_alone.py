@@ -9,7 +9,8 @@ import robust
 from conftest import BUILD
 
 # One row of more columns than are repeated, and planes that are wider and narrower than a tile.
-MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)], 4: [((3, 2, 2, 2311), 0)]}
+MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)], 4: [((3, 2, 2, 2311), 0)],
+        5: [((3, 1, 2, 3, 700), 0), ((3, 40, 2, 7, 1), 1)]}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from conftest import BUILD
 
 # Tails and wholes of tiles, of rows that are repeated and of rows that are not, of planes; more elements than a vector, or fewer.
 SHAPES = {1: [(1,), (255,), (517,)], 2: [(1, 1), (3, 5), (7, 67), (2, 2309)], 3: [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)],
-          4: [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)]}
+          4: [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)],
+          5: [(1, 1, 1, 1, 1), (2, 1, 3, 2, 5), (2, 3, 2, 5, 1), (1, 2, 3, 4, 67), (2, 5, 2, 64, 1)]}
 
 
 @pytest.fixture(scope="module")

@@ -314,6 +314,24 @@ BROKEN = {
     "row: another plane's channel": (
         "kf/ops/instance_norm.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
+    "row: another group's weights": (
+        "kf/core/row.h", r"group \* m->parts \* size",
+        "0 * group * size", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_relu_bwd_bf16",)),
+    "row: the next channel an element late": (
+        "kf/core/row.h", r"c->channel = at / m->inner",
+        "c->channel = (at > 0 ? at - 1 : 0) / m->inner", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
+    "row: a tile's value of another group": (
+        "kf/core/row.h", r"c->filled != group \* m->parts \+ c->channel",
+        "c->filled != c->channel", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f32",)),
+    "row: pieces side by side": (
+        "kf/core/row.h", r"i \+ i / m->piece \* m->gap",
+        "i", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
+    "row: a piece's end is no end": (
+        "kf/core/row.h", r"m->gap \? m->piece - i % m->piece : count",
+        "count", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f64",)),
+    "row: a channel's terms to the next one": (
+        "kf/core/row.h", r"sums\[c->channel\] \+= terms\[j \+ k\]",
+        "sums[(c->channel + 1) % m->parts] += terms[j + k]", ("kf_cpu_group_norm_bwd_f32",)),
     "row: the last batch's part of a channel's gradient": (
         "kf/core/row.h", r"nothing \? 0 : outer;",
         "nothing ? 0 : outer - 1;", ("kf_cpu_instance_norm_bwd_f32",)),
@@ -354,6 +372,7 @@ def test_several_parts(memory):
                  if (f["cpu_workspace"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
     lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
     for f in functions:
-        large = {2: [(600, 403), (601, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)], 4: [(6, 10, 10, 403)]}
+        large = {2: [(600, 403), (601, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)], 4: [(6, 10, 10, 403)],
+                 5: [(6, 1, 10, 4, 203), (4, 90, 3, 10, 1)]}
         for sizes in large[len(f["sizes"])]:
             checks.run(lib, memory, f, sizes)

@@ -18,7 +18,8 @@ from hooks import PTHREADS, REVERSED
 
 # Reduced gradients have parts from 131,072 elements on.
 EXTENTS = {1: [(100003,)], 2: [(600, 403), (40, 5003), (70000, 3)], 3: [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
-           4: [(5, 4, 30, 403), (1, 2, 20, 5003)]}
+           4: [(5, 4, 30, 403), (1, 2, 20, 5003)],
+           5: [(5, 1, 20, 3, 403), (3, 500, 8, 10, 1), (2, 7, 5, 300, 9)]}
 # One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")

@@ -97,8 +97,26 @@ SEEDED = {
         "kf/ops/instance_norm.cuh", r"channel = row - batch \* ", "channel = batch % ",
         ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"), ()),
     "the last batch's part of a channel's gradient": (
-        "kf/core/row.cuh", r"nothing \? 0 : outer;", "nothing ? 0 : outer - 1;",
+        "kf/core/row.cuh", r"nothing \? 0 : leaves;", "nothing ? 0 : leaves - 1;",
         ("kf_instance_norm_bwd_f32",), ()),
+    "another group's weights": (
+        "kf/ops/group_norm.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
+        ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
+    "pieces side by side": (
+        "kf/core/row.cuh", r"\* g\.in\.gap : column", "* 0 : column",
+        ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
+    "the next channel an element late": (
+        "kf/core/row.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece", "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
+        ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
+    "a piece later than it is": (
+        "kf/core/row.cuh", r"p->at \+= g\.in\.gap", "p->at += 0 * g.in.gap",
+        ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
+    "a channel's slice in the first one's place": (
+        "kf/ops/group_norm.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
+        ("kf_group_norm_bwd_f32",), ()),
+    "a team's lanes of one channel": (
+        "kf/core/row.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
+        ("kf_group_norm_bwd_f32",), ()),
     "another query's mask": (
         "kf/ops/scale_bool_mask_softmax.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),

@@ -93,7 +93,7 @@ def test_a_captured_stream_is_not_asked(cuda, functions):
         cuda.seen.capturing = cuda.seen.status = 0
 
 
-LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16), 4: (2**38, 2, 4, 16)}
+LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16), 4: (2**38, 2, 4, 16), 5: (2**36, 2, 4, 2, 16)}
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):

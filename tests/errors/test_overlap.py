@@ -52,11 +52,15 @@ def test_what_is_not_read_may_lie_anywhere(lib, functions):
                     call.set(**{a["name"]: call.address(o)}).accepts(f"{a['name']}, which is not read, on {o}", outputs(f))
 
 
+# Multiples of 8 bytes, all of them.
+SIDE_BY_SIDE = {1: (64,), 2: (4, 16), 3: (2, 4, 8), 4: (2, 2, 2, 8), 5: (2, 2, 2, 2, 4)}
+
+
 def test_side_by_side(lib, functions):
     """Tensors that touch do not overlap."""
     for f in functions:
         for order in (1, -1):  # an output behind an input, and before one
-            call = Call(lib, f, {1: (64,), 2: (4, 16), 3: (2, 4, 8), 4: (2, 2, 2, 8)}[len(f["sizes"])])  # all of them multiples of 8 bytes
+            call = Call(lib, f, SIDE_BY_SIDE[len(f["sizes"])])
             at = call.base + GAP
             for a in tensors_of(f)[::order]:
                 call.set(**{a["name"]: at})
@@ -68,7 +72,7 @@ def test_side_by_side(lib, functions):
 def test_tensors_of_no_elements_overlap_nothing(lib, functions):
     """A sum over no rows is written all the same, and an input without elements may point into it."""
     for f in functions:
-        call = Call(lib, f, (0,) + (16, 3, 4)[:len(f["sizes"]) - 1])
+        call = Call(lib, f, (0,) + (16, 3, 4, 5)[:len(f["sizes"]) - 1])
         for a in tensors_of(f):
             for o in tensors_of(f):
                 if o["role"] == "sum" and call.bytes[o["name"]] and not call.bytes[a["name"]]:

@@ -70,7 +70,8 @@ FAMILY = {
     "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
     # Weights may be float32 beside 2-byte tensors.
     "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
-    "instance_norm_{act}": (18, True, WEIGHTS, True), "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
+    "instance_norm_{act}": (18, True, WEIGHTS, True), "group_norm_{act}": (18, True, WEIGHTS, True),
+    "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     **dict.fromkeys(("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax", "scale_mask_softmax_dropout"), (0, True, 4, True)),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
@@ -168,13 +169,20 @@ brief = "rows that are planes"
 operands = { zza = "elem", zzc = "channel" }
 expr = "act(zza * zzc * max(zza))"
 ref = "act(zza * zzc * max(zza))"
+[op."groups_of_{act}"]
+family = "row"
+brief = "rows that are groups"
+operands = { zza = "elem", zzc = { kind = "group", absent = 1 } }
+saved = { zzl = "max(zza)" }
+expr = "act(zza * zzc * zzl + column / count)"
+ref = "act(zza * zzc * max(zza) + column / count)"
 """
 # Types and words of the languages and of kf, which stand for themselves.
 IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
 
 
 OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "reduce": ("reduced",),
-             "row": ("queried_act_dropout", "rows_of", "planes_of")}
+             "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of")}
 
 
 @pytest.mark.parametrize("ext", [".cuh", ".h"])

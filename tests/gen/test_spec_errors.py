@@ -108,6 +108,12 @@ CASES = {
                           "`w` is a 'row' of an op over queries", '"per_row"'),
     "shared planes": (row(operands='{ x = "elem", w = "channel", r = { kind = "shared", grad = false } }', expr='"x * w * r / sum(x)"'),
                       "op.share", "operands", 'mixes "channel" with', "one kind"),
+    "groups and planes": (row(operands='{ x = "elem", w = "group", r = "channel" }', expr='"x * w * r / sum(x)"'), "op.share", "operands",
+                          'mixes "group" with', "one kind"),
+    "a group's queries": (row(operands='{ x = "elem", w = "group" }', expr='"x * w * query / sum(x)"'), "op.share", "operands",
+                          "`w` is a 'group' of an op over queries", '"per_row"'),
+    "dropout of groups": (row("share_dropout", operands='{ x = "elem", w = "group" }', expr='"dropout(x * w / sum(x))"'),
+                          "op.share_dropout", "operands", "`w` is a 'group' of an op that calls dropout()", "second op"),
     "shared with a gradient": (row(operands='{ x = "elem", k = "shared" }', expr='"x * k / sum(x)"'), "op.share", "operands",
                                "k is shared by heads and has a gradient", "grad = false"),
     "shared of another dtype": (row(operands='{ x = "elem", k = { kind = "shared", dtype = "acc", grad = false } }', expr='"x * k / sum(x)"'),
@@ -164,7 +170,7 @@ CASES = {
     "per_row elsewhere": (op(operands='{ a = "elem", b = "per_row" }'), "op.plus_{act}", "operands", "{'kind': 'per_row'}", "elem, row, channel"),
     "a row of nothing": (row(operands='{ x = "per_row" }'), "op.share", "operands", "shape of the result", 'make at least one of them "elem"'),
     "absent elem": (row(operands='{ x = { kind = "elem", absent = 1 } }'), "op.share", "operands",
-                    "x has absent = 1", 'a "row", a "per_row", a "channel" or a "shared" of an op over rows'),
+                    "x has absent = 1", 'a "row", a "per_row", a "channel", a "group" or a "shared" of an op over rows'),
     "whole numbers with a gradient": (weight('{ kind = "per_row", dtype = "i64" }'), "op.share", "operands", "dtype 'i64'", "grad = false"),
     "whole numbers of an elem": (row(operands='{ x = { kind = "elem", dtype = "i64", grad = false } }'), "op.share", "operands",
                                  "dtype 'i64'", "per_row"),
@@ -287,6 +293,20 @@ def test_too_many_reductions(tmp_path, capsys, count, grads, said):
     assert f"{path}: [op.share] expr: {said}\n  fix: at most 16 are possible: make two ops of it" in capsys.readouterr().err
     sums = " + ".join(f"max(x * {i})" for i in range(2, 18))
     path.write_text(row(operands='{ x = { kind = "elem", grad = false } }', expr=f'"t = {sums}; sum(x * t)"'))
+    assert main(["list", "--spec", str(path)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("x, saved, said", [
+    ("elem", None, "the gradient for `w` needs a sum over the row, for which it would wait\n  fix: save that sum in the forward"),
+    ('{ kind = "elem", grad = false }', '{ s = "sum(x)" }',
+     'has a gradient for a "group" and a backward that reduces nothing over the row\n  fix: add grad = false')])
+def test_gradients_of_groups(tmp_path, capsys, x, saved, said):
+    """They are added up before the passes over a row, which all threads of the row wait for."""
+    path, x = tmp_path / "mine.toml", x if x[0] == "{" else f'"{x}"'
+    path.write_text(row(operands=f'{{ x = {x}, w = "group" }}', saved=saved, expr=f'"x * w / {"s" if saved else "sum(x)"}"'))
+    assert main(["list", "--spec", str(path)]) == 1
+    assert f"{path}: [op.share] expr: {said}" in capsys.readouterr().err
+    path.write_text(row(operands='{ x = "elem", w = "group" }', saved='{ s = "sum(x)" }', expr='"x * w / s"'))
     assert main(["list", "--spec", str(path)]) == 0, capsys.readouterr().err
 
 

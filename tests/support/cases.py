@@ -23,6 +23,14 @@ PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
 HEADS = [[(2, 3, 4, 5), 0], [(1, 2, 3, 64), 0], [(3, 1, 5, 300), 1], [(2, 2, 2, 2500), 0], [(0, 2, 3, 4), 0], [(2, 0, 3, 4), 0], [(2, 3, 0, 4), 0],
          [(2, 3, 4, 0), 0], [(1, 1, 1, 1), 1], [(3, 4, 5, 8), 0], [(2, 7, 1, 1024), 0], [(1, 3, 40, 33), 0], [(1, 1, 2, 3008), 0]]
 HEADS_2 = [[(*rows, k), k % 3] for rows in ((1, 1, 1), (2, 3, 5), (3, 1, 17)) for k in (*range(1, 34), 63, 64, 65, 127, 255, 257, 1024, 2049)]
+# Of [outer, length, groups, channels, inner]: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of pieces
+# that are whole vectors or not; both; a row that is a piece; one channel in several slices.
+GROUPS = [[(2, 1, 3, 4, 5), 0], [(2, 5, 3, 4, 1), 0], [(2, 1, 2, 3, 64), 0], [(2, 9, 2, 16, 1), 0], [(2, 3, 2, 4, 6), 1], [(0, 2, 3, 4, 5), 0],
+          [(2, 0, 3, 4, 5), 0], [(2, 2, 0, 4, 5), 0], [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 4, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 1, 40), 0],
+          [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 4, 196), 0], [(1, 1, 2, 8, 49), 0], [(1, 90, 2, 10, 1), 0], [(1, 2, 2, 3, 20), 0],
+          [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 2, 8), 0], [(1, 700, 2, 8, 1), 0], [(2, 1, 3, 40, 2), 0]]
+GROUPS_2 = [[(o, s, g, c, i), (o + c) % 2] for o in (1, 3) for s in (1, 2, 33) for g in (1, 4) for c in (1, 3, 8, 20)
+             for i in (1, 2, 7, 16, 65, 196)]
 # Rows of every length class of the row family: held by a thread in 2, 4, 8 or 16 vectors, by a block or by a cluster, or not held,
 # whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
 LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1], [(2, 128), 1], [(3, 4808), 0],
@@ -38,7 +46,7 @@ REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128
 REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 3000, 4100), 0]]
 WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
-SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]]}
+SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]], 5: [[(700, 1, 2, 2, 9), 0]]}
 
 
 def whole_table(f):
@@ -63,13 +71,26 @@ def planes(f):
     return f["family"] == "row" and len(f["sizes"]) == 3
 
 
+def groups(f):
+    """Whether they are the groups of [outer, length, groups, channels, inner]."""
+    return len(f["sizes"]) == 5
+
+
 def walks(f):
     """Whether its blocks walk down the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
-    return bool(f["workspace"]) and f["family"] != "reduce" and not planes(f)
+    return bool(f["workspace"]) and f["family"] != "reduce" and not planes(f) and not groups(f)
+
+
+def parts(cols):
+    """Channels of a group, and elements of each."""
+    return next((n, cols // n) for n in (8, 3, 1) if cols % n == 0)
 
 
 def rows_of(f, table):
     """A table of [rows, cols] for the family row: so many planes, or queries of two heads, where those are its rows."""
+    if groups(f):  # of one channel or several, in one piece or in two
+        return [[(2, 1, r // 2, *parts(c)) if r % 2 == 0 else (1, 2, r, c // 4, 2) if c % 8 == 0 else (1, 1, r, c, 1), shift]
+                for (r, c), shift in table]
     if len(f["sizes"]) == 4:
         return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]
     if not planes(f):
@@ -78,7 +99,7 @@ def rows_of(f, table):
 
 
 def shapes(f):
-    base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2), 4: (HEADS, HEADS_2)}[len(f["sizes"])]
+    base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2), 4: (HEADS, HEADS_2), 5: (GROUPS, GROUPS_2)}[len(f["sizes"])]
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:

@@ -23,7 +23,8 @@ GUARD = 64
 def shapes(f):
     """[sizes of one row of the first axis, rows of a piece]: (sizes without the first, rows)."""
     return {1: [((), 10007)], 2: [((1032,), 11), ((1031,), 11)], 3: [((32, 68), 5), ((1032, 1), 11)],
-            4: [((2, 3, 172), 11), ((3, 1, 345), 5)]}[len(f["sizes"])]
+            4: [((2, 3, 172), 11), ((3, 1, 345), 5)],
+            5: [((1, 4, 2, 129), 11), ((43, 3, 8, 1), 11)]}[len(f["sizes"])]
 
 
 def small_call(gpu, lib, f, rest, rows, drop, p, tiles):

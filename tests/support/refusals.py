@@ -14,7 +14,7 @@ import toolkit
 
 BUILD = kflib.ROOT / "build/tests/errors"
 FUNCTIONS = kflib.manifest()["functions"]
-EXTENTS = {1: (67,), 2: (5, 13), 3: (2, 3, 11), 4: (2, 2, 3, 5)}
+EXTENTS = {1: (67,), 2: (5, 13), 3: (2, 3, 11), 4: (2, 2, 3, 5), 5: (2, 3, 2, 2, 5)}
 PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
          "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
 SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY = range(10)

@@ -18,6 +18,8 @@ def extent(call):
     """(rows, cols)."""
     if call.f["family"] == "reduce":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
+    if len(call.sizes) == 5:
+        return call.sizes[0] * call.sizes[2], math.prod(call.sizes[1:2] + call.sizes[3:])  # groups
     return math.prod(call.sizes[:-1]), call.sizes[-1]  # rows, planes, queries
 
 
@@ -27,7 +29,7 @@ def draw(rng, call, a, values):
     if a["kind"] == "shared":
         return mask(rng, storage.shape_of(call.sizes, "shared"), a["dtype"])
     rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2]}.get(a["kind"], (rows,))
+    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[2:4]}.get(a["kind"], (rows,))
     if a["dtype"] == "i64":  # labels, of which some are ignored
         return np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
@@ -49,6 +51,9 @@ def mask(rng, shape, dtype):
 
 def of_rows(call, array, kind):
     """From [rows, cols] to the tensor's shape."""
+    if len(call.sizes) == 5 and kind == "elem":
+        outer, length, groups, channels, inner = call.sizes
+        return np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
     if call.f["family"] != "reduce":
         return array.reshape(storage.shape_of(call.sizes, kind))
     outer, axis, inner = call.sizes
@@ -59,11 +64,22 @@ def columns(call, array, kind):
     """As [rows, cols]."""
     if call.f["family"] == "reduce" and kind == "elem":
         return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
+    if len(call.sizes) == 5 and kind in ("elem", "group"):
+        outer, length, groups, channels, inner = call.sizes
+        if kind == "elem":
+            return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(1, 2)).reshape(extent(call))
+        return np.broadcast_to(array[:, None, :, None], (outer, groups, length, channels, inner)).reshape(extent(call))
     if kind == "shared":
         return np.broadcast_to(array[:, None], call.sizes).reshape(extent(call))
     if kind == "channel":
         return np.tile(array, call.sizes[0]).reshape(-1, 1)
     return array if kind == "row" else array.reshape(extent(call) if kind == "elem" else (-1, 1))
+
+
+def by_channel(call, array):
+    """Of rows that are groups, as [outer * length * inner, groups * channels]."""
+    outer, length, groups, channels, inner = call.sizes
+    return array.reshape(outer, groups, length, channels, inner).transpose(0, 2, 4, 1, 3).reshape(outer * length * inner, groups * channels)
 
 
 def key(call):
@@ -84,7 +100,7 @@ def environment(call, data):
     env = dict(call.scalars) | {s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars}
     for s in call.kernel.inputs:
         if s.absent is not None and s.name in call.drop:
-            env[s.name] = np.full(extent(call)[1] if s.kind == "row" else 1, float(s.absent))
+            env[s.name] = np.full(extent(call)[1] if s.kind in ("row", "group") else 1, float(s.absent))
         else:
             env[s.name] = columns(call, storage.to_float(data[s.name], s.dtype.word), s.kind)
     env |= query_names(extent(call)[0], call.sizes[2], np) if len(call.sizes) == 4 else {}
@@ -101,7 +117,7 @@ def fill(call):
     env = environment(call, call.data) | row_names(cols, np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
-        value = np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)).reshape(call.data[s.name].shape)
+        value = of_rows(call, np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)), s.kind)
         call.data[s.name] = np.ascontiguousarray(storage.from_float(value, s.dtype.word))
 
 
@@ -140,7 +156,7 @@ def check(call, got, weights=None):
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:
             continue
-        shape = (count, cols if s.kind in ("elem", "row") else 1)
+        shape = (count, cols if s.kind in ("elem", "row", "group") else 1)
         want = np.broadcast_to(wants.get(s.name, value), shape)
         error = np.broadcast_to(error, shape) + (eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)))
         own = storage.to_float(got[s.name], s.dtype.word)
@@ -150,6 +166,8 @@ def check(call, got, weights=None):
         loose = np.broadcast_to(~finite & kernel.bwd, shape) & ~sure
         if s.kind == "channel":  # the planes of a batch side by side
             want, error, sure, skip, loose = (v.reshape(call.sizes[:2]) for v in (want, error, sure, skip, loose))
+        if s.kind == "group":  # the groups of a batch side by side, a channel's elements below each other
+            want, error, sure, skip, loose = (by_channel(call, v) for v in (want, error, sure, skip, loose))
         if s.role == "sum":  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
             skip = (skip | (loose & np.isnan(want))).any(0) & ~sure.any(0)
             loose = False
@@ -157,7 +175,7 @@ def check(call, got, weights=None):
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms
-        own = own if s.role == "sum" else columns(call, own, s.kind)
+        own = own.reshape(-1) if s.role == "sum" else columns(call, own, s.kind)
         # The error that `found` came with is all of the bound: compare's scale is it in units of eps, slope one for what is
         # subnormal when it is stored. Its `top` excuses results of intermediates that left the range: 0, since those are skipped.
         with np.errstate(over="ignore"):

@@ -50,7 +50,11 @@ def from_float(x, dtype):
 
 def shape_of(sizes, kind):
     """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner | batch, heads,
-    queries, keys."""
+    queries, keys | outer, length, groups, channels, inner."""
+    if kind == "group":
+        return tuple(sizes[2:4])
+    if kind == "per_group":
+        return (sizes[0], sizes[2])
     if kind == "half":
         return (sizes[0], 2 * sizes[1])
     if kind in ("per_row", "shared"):

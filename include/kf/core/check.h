@@ -12,8 +12,8 @@
 #include "kf/core/result.h"
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
-   (per_row), rows * channels (per_plane), rows * cols of all channels (shared). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
+   (per_row), rows * channels (per_plane), rows * cols of all channels (shared), channels * parts (group). */
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUP = 7, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
     const void *ptr;
@@ -37,15 +37,25 @@ typedef struct {
     const void *const *tensors;
 } kfi_arguments;
 
-/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise). */
+/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise), and of a group's channels. */
 typedef struct {
-    kf_i64 rows, channels, cols;
+    kf_i64 rows, channels, cols, parts;
 } kfi_shape;
 
 /* Whether a query for a workspace has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
 {
     return a >= 0 && b >= 0 && c >= 0 && (double)a * (double)b * (double)c <= 288230376151711744.0; /* 2^58 */
+}
+
+KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
+{
+    double room = 288230376151711744.0;
+    for (int i = 0; i < count; ++i) {
+        if (sizes[i] < 0) return 0;
+        if (sizes[i] > 1) room /= (double)sizes[i];
+    }
+    return room >= 1.0;
 }
 
 /* words: the names of the `count` sizes. Refuses negative ones and tensors over 2^62 bytes. */
@@ -64,18 +74,25 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
     return KF_SUCCESS;
 }
 
-/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys. */
-enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS };
+/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys; the groups of
+   outer x length x groups x channels x inner, whose rows are in `length` pieces. */
+enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS };
 
-/* The sizes of such a call, and what they come to. In `s` a head stands for a channel, and the queries of all batches for rows. */
+/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows. */
 KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s)
 {
-    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_PLANES ? "outer channels inner" : "batch heads queries keys";
+    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_PLANES ? "outer channels inner"
+                        : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys" : "outer length groups channels inner";
     const kf_result_t result = kfi_check_sizes(name, words, sizes, layout + 2);
     if (result != KF_SUCCESS) return result;
     s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : sizes[0];
-    s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[1];
+    s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[layout == KFI_LAYOUT_GROUPS ? 2 : 1];
     s->cols = sizes[layout + 1];
+    s->parts = 0;
+    if (layout == KFI_LAYOUT_GROUPS) {
+        s->parts = sizes[3];
+        s->cols *= sizes[1] * sizes[3];
+    }
     return KF_SUCCESS;
 }
 
@@ -107,14 +124,15 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
         const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : kind == KFI_PER_ROW ? s->rows
-                                : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols : s->channels > 0 ? width : s->cols;
+                                : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
+                                : kind == KFI_GROUP ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->twin = code[2] - '0';
         o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
         all->count = i + 1;
-        all->bits |= (kind >= KFI_PAIR) & (kind != KFI_SHARED) ? 0 : (uintptr_t)o->ptr;
+        all->bits |= ((kind >= KFI_PAIR) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
                             (long long)elements);

@@ -59,6 +59,7 @@ typedef struct {
     /* set by the walk */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
+    kf_i64 piece, gap, parts; /* rows in pieces: elements of one, from its end to the next one, channels of a group */
     int plane;
     unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;
@@ -494,6 +495,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     shape.rows = 1;
     shape.channels = 0;
     shape.cols = n;
+    shape.parts = 0;
     kf_result_t result = kfi_check_sizes(&m->name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
@@ -532,6 +534,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     shape.rows = rows;
     shape.channels = channels;
     shape.cols = cols;
+    shape.parts = 0;
     const kf_i64 width = is_channel ? channels : cols;
     m->elements = is_channel ? rows * channels * cols : rows * cols;
     if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;

@@ -250,7 +250,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     kf_result_t result = kfi_check_sizes(&m.name, "outer axis inner", sizes, 3);
     if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
     if (axis == 0 && m.refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
-    const kfi_shape shape = {outer * inner, 0, axis};
+    const kfi_shape shape = {outer * inner, 0, axis, 0};
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;

@@ -167,6 +167,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     shape.rows = outer * inner;
     shape.channels = 0;
     shape.cols = axis;
+    shape.parts = 0;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     for (int i = 0; i < m->operands.count; ++i) wanted |= (m->operands.of[i].flags & KFI_OUT) && m->operands.of[i].ptr;

@@ -16,6 +16,25 @@
 #include "kf/core/map.cuh"
 #include "kf/core/math.cuh"
 
+// Of [outer, length, groups, channels, inner] a row is a group's of a batch: `length` pieces of channels * inner elements, the other groups'
+// between two of them. A gradient for channels is added up by teams, of a row's warps or of fewer threads than that: a team has some
+// channels at a time, and a slice of them, whose units are vectors of a channel, or (across: inner is 1) pieces, where a vector lies
+// across channels.
+struct kfi_pieces {
+    kfi_divisor piece, inner; // elements of a piece, and of a channel in it
+    kf_i64 gap;               // elements between two pieces
+    kf_i64 parts;             // channels of a group
+    kf_i64 units, slices;     // of a channel
+    kfi_divisor vectors;      // of a channel in a piece
+    kfi_divisor blocks;       // of channels: those of a team
+    kf_i64 items;             // blocks * slices
+    int even;                 // a vector holds one channel's elements alone
+    int across;
+    int wide;                 // lanes of a team that lie along channels
+    int several;              // pieces of a row
+};
+#define KFI_SLICE 256 // units of a slice
+
 // How rows are shared out among threads.
 struct kfi_line {
     kf_i64 rows, cols;
@@ -27,6 +46,7 @@ struct kfi_line {
     int loops;   // vectors of a thread where they are not held
     kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels; heads likewise
     kfi_divisor queries;  // rows of a head
+    kfi_pieces in;        // rows of groups
 };
 
 #define KFI_SUM 0
@@ -389,6 +409,165 @@ template <int asked, int bytes, int held> KFI_DEVICE void kfi_line_await(void *f
     }
 KFI_LINE_STORED(kf_f16, f16)
 KFI_LINE_STORED(kf_bf16, bf16)
+// Rows in pieces. The first element of a row, and where in it a column is.
+KFI_DEVICE kf_i64 kfi_piece_row(const kfi_line &g, kf_i64 row)
+{
+    const kf_i64 group = row - kfi_divide(row, g.channels) * (kf_i64)g.channels.d;
+    return (row - group) * g.cols + group * (kf_i64)g.in.piece.d;
+}
+// What is held is short: 2 instructions, not 12. (Such a multiplier is exact for numerators below 2^31.)
+template <int held> KFI_DEVICE kf_i64 kfi_piece_divide(kf_i64 n, const kfi_divisor &d)
+{
+    if (!held) return kfi_divide(n, d);
+    const unsigned word = (unsigned)n, multiplier = (unsigned)(d.multiplier >> 32) + 1;
+    return (kf_i64)(((unsigned)((unsigned long long)word * multiplier >> 32) >> d.shift) | (word & (unsigned)d.one));
+}
+template <int held> KFI_DEVICE kf_i64 kfi_piece_at(const kfi_line &g, kf_i64 column)
+{
+    return g.in.gap ? column + kfi_piece_divide<held>(column, g.in.piece) * g.in.gap : column;
+}
+// From one column to the next without a division: where it is and how many from there on are in the piece; or the channel of the group
+// and how many are of it.
+struct kfi_along {
+    kf_i64 at;
+    int room; // at most 2^30, more than a vector
+};
+KFI_DEVICE int kfi_to_int(kf_i64 n) { return n < 1 << 30 ? (int)n : 1 << 30; }
+template <int held> KFI_DEVICE kfi_along kfi_piece_along(const kfi_line &g, kf_i64 column)
+{
+    const kf_i64 piece = kfi_piece_divide<held>(column, g.in.piece);
+    return {column + piece * g.in.gap, kfi_to_int((piece + 1) * (kf_i64)g.in.piece.d - column)};
+}
+KFI_DEVICE void kfi_piece_next(const kfi_line &g, kfi_along *p)
+{
+    ++p->at;
+    if (--p->room == 0) {
+        p->at += g.in.gap;
+        p->room = kfi_to_int((kf_i64)g.in.piece.d);
+    }
+}
+template <int held> KFI_DEVICE kfi_along kfi_channel_along(const kfi_line &g, kf_i64 column)
+{
+    const kf_i64 in_piece = g.in.several ? column - kfi_piece_divide<held>(column, g.in.piece) * (kf_i64)g.in.piece.d : column;
+    const kf_i64 channel = kfi_piece_divide<held>(in_piece, g.in.inner), room = (channel + 1) * (kf_i64)g.in.inner.d - in_piece;
+    return {channel, held ? (int)room : kfi_to_int(room)};
+}
+KFI_DEVICE void kfi_channel_next(const kfi_line &g, kfi_along *p)
+{
+    if (--p->room == 0) {
+        p->at = p->at + 1 == g.in.parts ? 0 : p->at + 1;
+        p->room = kfi_to_int((kf_i64)g.in.inner.d);
+    }
+}
+// As kfi_line_load and the others; src, dst: the row's first element. whole: pieces hold whole vectors, of one channel and the next one, or
+// (across) of one each.
+template <int size, int vec, int whole, int held>
+KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 column, kf_i64 left, const kfi_line &g)
+{
+    const char(*const row)[size] = (const char(*)[size])src;
+    if (whole || !g.in.gap) {
+        kfi_line_load<size, vec, whole>(dst, row + kfi_piece_at<held>(g, column), left);
+    } else {
+        const unsigned long long zero = 0;
+        kfi_along p = kfi_piece_along<held>(g, column);
+#pragma unroll
+        for (int e = 0; e < vec; ++e, kfi_piece_next(g, &p))
+            kfi_copy<size>((char *)dst + e * size, e < left ? (const char *)(row + p.at) : (const char *)&zero);
+    }
+}
+template <int size, int vec, int whole, int held>
+KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 column, const void *src, kf_i64 left, const kfi_line &g)
+{
+    char(*const row)[size] = (char(*)[size])dst;
+    if (whole || !g.in.gap) {
+        kfi_line_store<size, vec, whole>(row + kfi_piece_at<held>(g, column), src, left);
+    } else {
+        kfi_along p = kfi_piece_along<held>(g, column);
+#pragma unroll
+        for (int e = 0; e < vec; ++e, kfi_piece_next(g, &p))
+            if (e < left) kfi_copy<size>((char *)(row + p.at), (const char *)src + e * size);
+    }
+}
+template <int size, int vec, int held>
+KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+{
+#pragma unroll
+    for (int s = 0; s < held; ++s)
+        kfi_line_ahead<size, vec, 1>(slot + s * (size * vec < 16 ? 16 : size * vec), (const char(*)[size])src + kfi_piece_at<held>(g, first + s * step), 0,
+                                     space - s * step);
+}
+template <int size, int vec, int whole, int held>
+KFI_DEVICE void kfi_piece_hold(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+{
+#pragma unroll
+    for (int s = 0; s < held; ++s) {
+        void *const to = (char *)dst + s * size * vec;
+        if (ringed) kfi_line_take<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec), room - s * step);
+        else kfi_piece_load<size, vec, whole, held>(to, src, first + s * step, room - s * step, g);
+    }
+}
+// A thread's place in its team, and what it has of an item.
+struct kfi_team {
+    int lanes, lane;
+    kf_i64 first, count; // its first item, and from one to the next
+};
+struct kfi_item {
+    kf_i64 slice, channel;   // of the thread, the first one of a vector that lies across channels
+    kf_i64 unit, end;        // its first unit, and that behind its last one
+    int step, left;          // from one unit to the next; elements across channels, or 1: there is such a channel
+};
+KFI_DEVICE kfi_team kfi_line_team(const kfi_line &g, const kfi_spot &at)
+{
+    kfi_team team;
+    team.lanes = g.lanes < 32 ? g.lanes : 32;
+    team.lane = at.lane & (team.lanes - 1);
+    team.first = g.lanes < 32 ? 0 : at.rank * (g.lanes / 32) + at.lane / 32;
+    team.count = g.lanes < 32 ? 1 : (g.lanes / 32) << g.cluster_bits;
+    return team;
+}
+template <int vec> KFI_DEVICE kfi_item kfi_line_item(const kfi_line &g, const kfi_team &team, kf_i64 item, bool there)
+{
+    kfi_item of;
+    of.slice = kfi_divide(item, g.in.blocks);
+    of.channel = ((item - of.slice * (kf_i64)g.in.blocks.d) * g.in.wide + (team.lane & (g.in.wide - 1))) * (g.in.across ? vec : 1);
+    const kf_i64 left = there ? g.in.parts - of.channel : 0;
+    of.left = left < 0 ? 0 : left < vec ? (int)left : vec;
+    of.step = team.lanes / g.in.wide;
+    of.unit = of.slice * KFI_SLICE + team.lane / g.in.wide;
+    of.end = of.left == 0 ? 0 : (of.slice + 1) * KFI_SLICE < g.in.units ? (of.slice + 1) * KFI_SLICE : g.in.units;
+    return of;
+}
+// A unit's first column, the piece that it is in, and how many elements it has.
+template <int vec, int held> KFI_DEVICE kf_i64 kfi_line_unit(const kfi_line &g, const kfi_item &of, kf_i64 unit, kf_i64 *piece, kf_i64 *left)
+{
+    *piece = g.in.across ? unit : kfi_piece_divide<held>(unit, g.in.vectors);
+    const kf_i64 from = g.in.across ? 0 : (unit - *piece * (kf_i64)g.in.vectors.d) * vec;
+    *left = g.in.across ? of.left : (kf_i64)g.in.inner.d - from;
+    return *piece * (kf_i64)g.in.piece.d + of.channel * (kf_i64)g.in.inner.d + from;
+}
+// whole: pieces hold whole vectors.
+template <int size, int vec, int whole> KFI_DEVICE void kfi_line_unit_load(void *dst, const void *src, kf_i64 left, const kfi_line &g)
+{
+    if (whole && (g.in.across || g.in.even)) kfi_line_load<size, vec, 1>(dst, src, left);
+    else kfi_line_load<size, vec, 0>(dst, src, left);
+}
+// What a team has added up of its channels, to their places among the partial sums.
+#define KFI_LINE_LEAVE(type) \
+    template <int vec> KFI_DEVICE void kfi_line_leave(type *partial, type (&sum)[vec], const kfi_line &g, const kfi_team &team, const kfi_item &of) \
+    { \
+        if (!g.in.across) { \
+            _Pragma("unroll") for (int e = 1; e < vec; ++e) sum[0] += sum[e]; \
+            _Pragma("unroll 1") for (int by = team.lanes >> 1; by >= g.in.wide; by >>= 1) sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], by); \
+            if (team.lane < g.in.wide && of.left > 0) partial[of.channel] = sum[0]; \
+            return; \
+        } \
+        _Pragma("unroll 1") for (int by = team.lanes >> 1; by >= g.in.wide; by >>= 1) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], by); \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+            if (team.lane < g.in.wide && e < of.left) partial[of.channel + e] = sum[e]; \
+    }
+KFI_LINE_LEAVE(float)
+KFI_LINE_LEAVE(double)
 // Dropout: keep[e] is the word of element index + e. whole: index is a multiple of vec; otherwise the vector may reach into the next
 // counter's eight words.
 template <int vec, int whole>
@@ -482,7 +661,7 @@ struct kfi_row {
     int fixed, ring; // bytes of shared memory, in all and a thread
     bool per_row;    // some result is one per row
     int layout = KFI_LAYOUT_ROWS;
-    int plane_sums = 0; // gradients of channels: of each plane a value, which the second stage adds up over the batches
+    int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
 };
 
 // Whether a row may have a cluster: all code of this file is for 9.0 or later.
@@ -566,6 +745,40 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
     return kfi_fits(outer, channels, inner) ? (size_t)(outer * kfi_ceil(channels, 4) * 4) * (size_t)(sums * acc_size) : 0;
 }
 
+// Of each gradient a value for each channel and slice of it. As many channels and slices as the shape has, whatever the schedule is.
+KF_FN KFI_SMALL void kfi_make_pieces(kfi_pieces *in, const kf_i64 *sizes, int vec)
+{
+    const kf_i64 length = sizes[1], groups = sizes[2], inner = sizes[4];
+    in->parts = sizes[3];
+    in->piece = kfi_make_divisor(in->parts * inner);
+    in->inner = kfi_make_divisor(inner);
+    in->gap = length > 1 ? (groups - 1) * in->parts * inner : 0;
+    in->several = length > 1;
+    in->across = inner == 1;
+    in->even = inner % vec == 0;
+    const kf_i64 vectors = in->across ? 1 : kfi_ceil(inner, vec), blocks = in->across ? kfi_ceil(in->parts, vec) : in->parts;
+    in->vectors = kfi_make_divisor(vectors);
+    in->units = length * vectors;
+    in->slices = kfi_ceil(in->units, KFI_SLICE);
+    in->items = blocks;
+}
+KF_FN KFI_SMALL void kfi_make_team(kfi_pieces *in, int lanes)
+{
+    const kf_i64 team = lanes < 32 ? lanes : 32, most = in->across ? in->items : team / kfi_clamp(in->units, 1, team);
+    for (in->wide = 1; 2 * in->wide <= kfi_clamp(most, 1, team) && in->wide < in->items;) in->wide *= 2;
+    const kf_i64 blocks = kfi_ceil(in->items, in->wide);
+    in->blocks = kfi_make_divisor(blocks);
+    in->items = blocks * in->slices;
+}
+KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups, kf_i64 channels, kf_i64 inner, int vec, int sums, int acc_size)
+{
+    const kf_i64 sizes[] = {outer, length, groups, channels, inner};
+    if (!kfi_all_fit(sizes, 5)) return 0;
+    kfi_pieces in;
+    kfi_make_pieces(&in, sizes, vec);
+    return kfi_plane_workspace(outer * in.slices, groups * channels, 1, sums, acc_size);
+}
+
 KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
@@ -574,20 +787,26 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols, rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
-    if (m.plane_sums ? channels == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
+    const kf_i64 summed = m.layout == KFI_LAYOUT_GROUPS ? channels * shape.parts : channels; // where planes or groups are
+    if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
     const int sums = m.sums + m.plane_sums;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < sums; ++k) wanted = wanted || s->out[k];
-    const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(outer, channels, cols, sums, m.acc_size)
+    const bool groups = m.layout == KFI_LAYOUT_GROUPS;
+    if (groups) kfi_make_pieces(&g->in, sizes, m.vec);
+    const kf_i64 leaves = groups ? outer * g->in.slices : outer; // values of a channel
+    const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
                                                      : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
     const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, &threads);
-    const bool whole = operands.bits % 16 == 0 && cols % m.vec == 0;
+    const bool narrow = groups && sizes[4] > 1 && sizes[4] < m.vec; // a vector may touch more than two channels
+    const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)g->in.piece.d : cols) % m.vec == 0 && !narrow;
+    if (groups) kfi_make_team(&g->in, g->lanes);
     const bool walk = m.sums || found + 1 == m.holds;
     const kf_i64 parts = walk ? kfi_line_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
@@ -595,8 +814,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
                         (long long)cols);
     if (sums) {
         s->partial = wanted ? workspace : nullptr;
-        s->parts = !m.plane_sums ? parts : nothing ? 0 : outer;
-        s->count = m.plane_sums ? channels : cols;
+        s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
+        s->count = m.plane_sums ? summed : cols;
         s->stride = kfi_ceil(s->count, 4) * 4;
     }
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
@@ -613,6 +832,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
 #elif !defined(__CUDACC_RTC__)
 KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, unsigned, int, int) { return 0; }
 KF_FN size_t kfi_plane_workspace(kf_i64, kf_i64, kf_i64, int, int) { return 0; }
+KF_FN size_t kfi_group_workspace(kf_i64, kf_i64, kf_i64, kf_i64, kf_i64, int, int, int) { return 0; }
 #endif
 
 #endif

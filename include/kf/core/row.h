@@ -67,6 +67,7 @@ KFI_HOST int kfi_row_streams(const kfi_cpu_map *m, int operand, int size)
 {
     const void *ptr = m->operands.of[operand].ptr;
     int streams = KFI_STREAMS && ptr && m->elements >= KF_STREAM_MIN / size && (uintptr_t)ptr % KFI_LINE == 0 && m->cols * size % KFI_LINE == 0;
+    streams &= m->gap == 0;
     for (int k = 0; k < operand; ++k) streams &= m->operands.of[k].ptr != ptr;
     return streams;
 }
@@ -99,6 +100,113 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
     return (rows + per - 1) / per;
 }
 
+/* Rows in pieces: where column i of a row is, behind its first element, and whether `count` columns from there on lie side by side. */
+KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 i) { return m->gap ? i + i / m->piece * m->gap : i; }
+KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 i, int count) { return !m->gap || i % m->piece + count <= m->piece; }
+/* Columns from i on that lie side by side, of `count`. */
+KFI_HOST int kfi_piece_run(const kfi_cpu_map *m, kf_i64 i, int count)
+{
+    const kf_i64 room = m->gap ? m->piece - i % m->piece : count;
+    return room < count ? (int)room : count;
+}
+/* `count` columns from i on of the row that begins at element `start`: where they are, or, those that are no strip side by side, a copy. */
+KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
+{
+    const char *row = (const char *)from + start * size;
+    if (!from) return NULL;
+    if (count == KFI_STRIP && kfi_piece_whole(m, i, count)) return row + kfi_piece_at(m, i) * size;
+    memset(tile, 0, (size_t)(KFI_STRIP * size));
+    for (int j = 0, run; j < count; j += run) {
+        run = kfi_piece_run(m, i + j, count - j);
+        memcpy((char *)tile + j * size, row + kfi_piece_at(m, i + j) * size, (size_t)(run * size));
+    }
+    return tile;
+}
+KFI_HOST void kfi_piece_scatter(const kfi_cpu_map *m, void *to, const void *tile, kf_i64 start, kf_i64 i, int count, int size)
+{
+    char *row = (char *)to + start * size;
+    for (int j = 0, run; j < count; j += run) {
+        run = kfi_piece_run(m, i + j, count - j);
+        memcpy(row + kfi_piece_at(m, i + j) * size, (const char *)tile + j * size, (size_t)(run * size));
+    }
+}
+/* Columns of a row that are one channel's: known, where the next ones are mostly of it as well, without a division. */
+typedef struct {
+    kf_i64 begin, end, channel;
+    kf_i64 filled; /* the channel, of all groups, whose value a whole tile has; -1: of none */
+} kfi_channel;
+KFI_INLINE kfi_channel kfi_channel_begin(void)
+{
+    const kfi_channel none = {0, 0, 0, -1};
+    return none;
+}
+/* Sets it for column i. Returns the columns from there on, of `count`, that are of it. */
+KFI_HOST int kfi_channel_at(const kfi_cpu_map *m, kfi_channel *c, kf_i64 i, int count)
+{
+    if (i < c->begin || i >= c->end) {
+        const kf_i64 at = i % m->piece;
+        c->channel = at / m->inner;
+        c->begin = i - at % m->inner;
+        c->end = c->begin + m->inner;
+    }
+    return c->end - i < count ? (int)(c->end - i) : count;
+}
+/* A tile of the values of channels, those of group `group`, for `count` columns from i on. NULL: its value is there for good. */
+KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void *tile, const void *from, kf_i64 group, kf_i64 i, int count, int size)
+{
+    if (!from) return tile;
+    const char *values = (const char *)from + group * m->parts * size;
+    int run = kfi_channel_at(m, c, i, count);
+    if (run == count) {
+        if (c->filled != group * m->parts + c->channel) kfi_fill((unsigned char *)tile, values + c->channel * size, KFI_STRIP, size);
+        c->filled = group * m->parts + c->channel;
+        return tile;
+    }
+    c->filled = -1;
+    memset(tile, 0, (size_t)(KFI_STRIP * size));
+    for (int j = 0; j < count; j += run) {
+        run = kfi_channel_at(m, c, i + j, count - j);
+        if (m->inner == 1) { /* channels side by side */
+            const kf_i64 room = m->parts - c->channel;
+            run = room < count - j ? (int)room : count - j;
+            memcpy((char *)tile + j * size, values + c->channel * size, (size_t)(run * size));
+        } else {
+            kfi_fill((unsigned char *)tile + j * size, values + c->channel * size, run, size);
+        }
+    }
+    return tile;
+}
+/* Adds a tile of terms, which it overwrites, to its channels' sums. */
+#define KFI_CHANNEL_ADD(word, type) \
+    KFI_HOST void kfi_channel_add_##word(const kfi_cpu_map *m, kfi_channel *c, type *sums, type *terms, kf_i64 i, int count) \
+    { \
+        for (int j = 0, run; j < count; j += run) { \
+            if (m->inner == 1) { /* channels side by side */ \
+                const kf_i64 at = (i + j) % m->piece; \
+                run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
+                for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
+                continue; \
+            } \
+            run = kfi_channel_at(m, c, i + j, count - j); \
+            if (run == KFI_STRIP) sums[c->channel] += kfi_fold_sum_##word(terms); \
+            else \
+                for (int k = 0; k < run; ++k) sums[c->channel] += terms[j + k]; \
+        } \
+    }
+KFI_CHANNEL_ADD(f32, float)
+KFI_CHANNEL_ADD(f64, double)
+
+/* A group's values of gradient `sum`, one of each channel, which are added up over the batches. */
+KFI_HOST char *kfi_group_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
+{
+    return m->partial + (sum * m->rows + row) * m->parts * m->acc_size;
+}
+KFI_HOST size_t kfi_cpu_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
+{
+    const kf_i64 sizes[] = {outer, length, groups, channels, inner};
+    return kfi_all_fit(sizes, 5) ? (size_t)(outer * groups * channels) * (size_t)(sums * acc_size) : 0;
+}
+
 /* A plane's value of gradient `sum`, which is added up over the batches; NULL: nobody wants any. */
 KFI_HOST char *kfi_plane_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 {
@@ -117,19 +225,26 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape);
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols;
-    const int planes = layout == KFI_LAYOUT_PLANES;
+    const int groups = layout == KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
+    const kf_i64 summed = groups ? channels * shape.parts : channels; /* where each plane, or each channel of a group, leaves a value */
     m->rows = layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     m->cols = cols;
     m->channels = channels;
     m->queries = layout == KFI_LAYOUT_HEADS ? sizes[2] : 1;
     m->elements = m->rows * cols;
+    if (groups) {
+        m->parts = shape.parts;
+        m->inner = sizes[4];
+        m->piece = m->parts * m->inner;
+        m->gap = sizes[1] > 1 ? (channels - 1) * m->piece : 0;
+    }
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
-    if (!m->sums ? nothing : planes ? channels == 0 : cols == 0 && !per_row) return KF_SUCCESS;
+    if (!m->sums ? nothing : planes ? summed == 0 : cols == 0 && !per_row) return KF_SUCCESS;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
     if (result != KF_SUCCESS) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
-    const size_t needed = !wanted ? 0 : planes ? kfi_cpu_plane_workspace(outer, channels, cols, m->sums, m->acc_size)
+    const size_t needed = !wanted ? 0 : planes ? kfi_cpu_plane_workspace(outer, summed, 1, m->sums, m->acc_size)
                                                : kfi_cpu_workspace(outer, 0, cols, 0, m->sums, m->acc_size);
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
@@ -140,7 +255,7 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     if (!planes || !nothing) kfi_parallel(m->blocks, walk, m, m->elements >= KF_OMP_MIN);
     if (planes) { /* what is left to add up are the batches */
         m->blocks = nothing ? 0 : outer;
-        m->cols = channels;
+        m->cols = summed;
     }
     if (wanted) kfi_parallel((m->cols + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * m->cols >= KF_OMP_MIN);
     return KF_SUCCESS;
