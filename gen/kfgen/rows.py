@@ -211,7 +211,17 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
 
 class RowKernel(Kernel):
     family = "row"
-    geometry = "kfi_line"  # how a launch cuts its rows, a parameter of its kernels
+    pieces = False  # whether a row is not all in one place
+
+    # How a launch cuts its rows, a parameter of its kernels.
+    @property
+    def geometry(self):
+        return "kfi_groups" if self.pieces else "kfi_line"
+
+    @property
+    def geometry_name(self):
+        return "kfi_g" if self.pieces else "g"
+
 
     def _build(self):
         op = self.op
@@ -495,13 +505,14 @@ class RowKernel(Kernel):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.sources + self.values + self.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.stores + self.results_of_rows]
-        found += [f"{self.geometry} g"] + (["kfi_sums sums"] if self.added else []) + [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
+        found += [f"{self.geometry} {self.geometry_name}"] + (["kfi_sums sums"] if self.added else [])
+        found += [f"{self.scalar_ctype} {s}" for s in self.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.keeps else []) + ([f"{self.scalar_struct} scalars"] if self.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.sources + self.values + self.picked + self.stores + self.results_of_rows]
-        found += ["g"] + (["sums"] if self.added else []) + self.used_scalars
+        found += [self.geometry_name] + (["sums"] if self.added else []) + self.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.keeps else []) + (["scalars"] if self.has_act else []))
 
     @property
@@ -517,8 +528,9 @@ class RowKernel(Kernel):
         """Threads of a block at most: of a row, or of several rows' blocks."""
         least = 256 if self.sums else 128
         found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
-        # Two tensors: a few registers too many would leave room for one block of 512 threads alone.
-        blocks = ", way == 1 && held ? 2 : 1" if len(self.loads) > 1 and not self.sums and self.dtype.size < 8 else ""
+        # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
+        most = 2 if len(self.loads) > 1 else 1024 // self.held[0][3] if self.row_loads else 0
+        blocks = f", way == 1 && held{' == 4' if len(self.loads) == 1 else ''} ? {most} : 1" if most and not self.sums and self.dtype.size < 8 else ""
         return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.group_sums else "1024") + blocks
 
     @property

@@ -46,7 +46,11 @@ struct kfi_line {
     int loops;   // vectors of a thread where they are not held
     kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many channels; heads likewise
     kfi_divisor queries;  // rows of a head
-    kfi_pieces in;        // rows of groups
+};
+// And of rows in pieces: a kernel's parameter of its own, since what ptxas makes of the other kernels changes with the parameters' sizes.
+struct kfi_groups {
+    kfi_line line;
+    kfi_pieces in;
 };
 
 #define KFI_SUM 0
@@ -410,10 +414,10 @@ template <int asked, int bytes, int held> KFI_DEVICE void kfi_line_await(void *f
 KFI_LINE_STORED(kf_f16, f16)
 KFI_LINE_STORED(kf_bf16, bf16)
 // Rows in pieces. The first element of a row, and where in it a column is.
-KFI_DEVICE kf_i64 kfi_piece_row(const kfi_line &g, kf_i64 row)
+KFI_DEVICE kf_i64 kfi_piece_row(const kfi_groups &g, kf_i64 row)
 {
-    const kf_i64 group = row - kfi_divide(row, g.channels) * (kf_i64)g.channels.d;
-    return (row - group) * g.cols + group * (kf_i64)g.in.piece.d;
+    const kf_i64 group = row - kfi_divide(row, g.line.channels) * (kf_i64)g.line.channels.d;
+    return (row - group) * g.line.cols + group * (kf_i64)g.in.piece.d;
 }
 // What is held is short: 2 instructions, not 12. (Such a multiplier is exact for numerators below 2^31.)
 template <int held> KFI_DEVICE kf_i64 kfi_piece_divide(kf_i64 n, const kfi_divisor &d)
@@ -422,7 +426,7 @@ template <int held> KFI_DEVICE kf_i64 kfi_piece_divide(kf_i64 n, const kfi_divis
     const unsigned word = (unsigned)n, multiplier = (unsigned)(d.multiplier >> 32) + 1;
     return (kf_i64)(((unsigned)((unsigned long long)word * multiplier >> 32) >> d.shift) | (word & (unsigned)d.one));
 }
-template <int held> KFI_DEVICE kf_i64 kfi_piece_at(const kfi_line &g, kf_i64 column)
+template <int held> KFI_DEVICE kf_i64 kfi_piece_at(const kfi_groups &g, kf_i64 column)
 {
     return g.in.gap ? column + kfi_piece_divide<held>(column, g.in.piece) * g.in.gap : column;
 }
@@ -433,12 +437,12 @@ struct kfi_along {
     int room; // at most 2^30, more than a vector
 };
 KFI_DEVICE int kfi_to_int(kf_i64 n) { return n < 1 << 30 ? (int)n : 1 << 30; }
-template <int held> KFI_DEVICE kfi_along kfi_piece_along(const kfi_line &g, kf_i64 column)
+template <int held> KFI_DEVICE kfi_along kfi_piece_along(const kfi_groups &g, kf_i64 column)
 {
     const kf_i64 piece = kfi_piece_divide<held>(column, g.in.piece);
     return {column + piece * g.in.gap, kfi_to_int((piece + 1) * (kf_i64)g.in.piece.d - column)};
 }
-KFI_DEVICE void kfi_piece_next(const kfi_line &g, kfi_along *p)
+KFI_DEVICE void kfi_piece_next(const kfi_groups &g, kfi_along *p)
 {
     ++p->at;
     if (--p->room == 0) {
@@ -446,13 +450,13 @@ KFI_DEVICE void kfi_piece_next(const kfi_line &g, kfi_along *p)
         p->room = kfi_to_int((kf_i64)g.in.piece.d);
     }
 }
-template <int held> KFI_DEVICE kfi_along kfi_channel_along(const kfi_line &g, kf_i64 column)
+template <int held> KFI_DEVICE kfi_along kfi_channel_along(const kfi_groups &g, kf_i64 column)
 {
     const kf_i64 in_piece = g.in.several ? column - kfi_piece_divide<held>(column, g.in.piece) * (kf_i64)g.in.piece.d : column;
     const kf_i64 channel = kfi_piece_divide<held>(in_piece, g.in.inner), room = (channel + 1) * (kf_i64)g.in.inner.d - in_piece;
     return {channel, held ? (int)room : kfi_to_int(room)};
 }
-KFI_DEVICE void kfi_channel_next(const kfi_line &g, kfi_along *p)
+KFI_DEVICE void kfi_channel_next(const kfi_groups &g, kfi_along *p)
 {
     if (--p->room == 0) {
         p->at = p->at + 1 == g.in.parts ? 0 : p->at + 1;
@@ -462,7 +466,7 @@ KFI_DEVICE void kfi_channel_next(const kfi_line &g, kfi_along *p)
 // As kfi_line_load and the others; src, dst: the row's first element. whole: pieces hold whole vectors, of one channel and the next one, or
 // (across) of one each.
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 column, kf_i64 left, const kfi_line &g)
+KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 column, kf_i64 left, const kfi_groups &g)
 {
     const char(*const row)[size] = (const char(*)[size])src;
     if (whole || !g.in.gap) {
@@ -476,7 +480,7 @@ KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 column, kf_i64
     }
 }
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 column, const void *src, kf_i64 left, const kfi_line &g)
+KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 column, const void *src, kf_i64 left, const kfi_groups &g)
 {
     char(*const row)[size] = (char(*)[size])dst;
     if (whole || !g.in.gap) {
@@ -489,7 +493,7 @@ KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 column, const void *src, kf_i6
     }
 }
 template <int size, int vec, int held>
-KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, int first, int step, int space, const kfi_groups &g)
 {
 #pragma unroll
     for (int s = 0; s < held; ++s)
@@ -497,7 +501,7 @@ KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, int first, int step
                                      space - s * step);
 }
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_hold(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+KFI_DEVICE void kfi_piece_hold(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_groups &g)
 {
 #pragma unroll
     for (int s = 0; s < held; ++s) {
@@ -525,7 +529,7 @@ KFI_DEVICE kfi_team kfi_line_team(const kfi_line &g, const kfi_spot &at)
     team.count = g.lanes < 32 ? 1 : (g.lanes / 32) << g.cluster_bits;
     return team;
 }
-template <int vec> KFI_DEVICE kfi_item kfi_line_item(const kfi_line &g, const kfi_team &team, kf_i64 item, bool there)
+template <int vec> KFI_DEVICE kfi_item kfi_line_item(const kfi_groups &g, const kfi_team &team, kf_i64 item, bool there)
 {
     kfi_item of;
     of.slice = kfi_divide(item, g.in.blocks);
@@ -538,7 +542,7 @@ template <int vec> KFI_DEVICE kfi_item kfi_line_item(const kfi_line &g, const kf
     return of;
 }
 // A unit's first column, the piece that it is in, and how many elements it has.
-template <int vec, int held> KFI_DEVICE kf_i64 kfi_line_unit(const kfi_line &g, const kfi_item &of, kf_i64 unit, kf_i64 *piece, kf_i64 *left)
+template <int vec, int held> KFI_DEVICE kf_i64 kfi_line_unit(const kfi_groups &g, const kfi_item &of, kf_i64 unit, kf_i64 *piece, kf_i64 *left)
 {
     *piece = g.in.across ? unit : kfi_piece_divide<held>(unit, g.in.vectors);
     const kf_i64 from = g.in.across ? 0 : (unit - *piece * (kf_i64)g.in.vectors.d) * vec;
@@ -546,14 +550,14 @@ template <int vec, int held> KFI_DEVICE kf_i64 kfi_line_unit(const kfi_line &g, 
     return *piece * (kf_i64)g.in.piece.d + of.channel * (kf_i64)g.in.inner.d + from;
 }
 // whole: pieces hold whole vectors.
-template <int size, int vec, int whole> KFI_DEVICE void kfi_line_unit_load(void *dst, const void *src, kf_i64 left, const kfi_line &g)
+template <int size, int vec, int whole> KFI_DEVICE void kfi_line_unit_load(void *dst, const void *src, kf_i64 left, const kfi_groups &g)
 {
     if (whole && (g.in.across || g.in.even)) kfi_line_load<size, vec, 1>(dst, src, left);
     else kfi_line_load<size, vec, 0>(dst, src, left);
 }
 // What a team has added up of its channels, to their places among the partial sums.
 #define KFI_LINE_LEAVE(type) \
-    template <int vec> KFI_DEVICE void kfi_line_leave(type *partial, type (&sum)[vec], const kfi_line &g, const kfi_team &team, const kfi_item &of) \
+    template <int vec> KFI_DEVICE void kfi_line_leave(type *partial, type (&sum)[vec], const kfi_groups &g, const kfi_team &team, const kfi_item &of) \
     { \
         if (!g.in.across) { \
             _Pragma("unroll") for (int e = 1; e < vec; ++e) sum[0] += sum[e]; \
@@ -796,8 +800,9 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < sums; ++k) wanted = wanted || s->out[k];
     const bool groups = m.layout == KFI_LAYOUT_GROUPS;
-    if (groups) kfi_make_pieces(&g->in, sizes, m.vec);
-    const kf_i64 leaves = groups ? outer * g->in.slices : outer; // values of a channel
+    kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
+    if (groups) kfi_make_pieces(in, sizes, m.vec);
+    const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
     const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
                                                      : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
@@ -805,8 +810,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     int threads;
     const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, &threads);
     const bool narrow = groups && sizes[4] > 1 && sizes[4] < m.vec; // a vector may touch more than two channels
-    const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)g->in.piece.d : cols) % m.vec == 0 && !narrow;
-    if (groups) kfi_make_team(&g->in, g->lanes);
+    const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
+    if (groups) kfi_make_team(in, g->lanes);
     const bool walk = m.sums || found + 1 == m.holds;
     const kf_i64 parts = walk ? kfi_line_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
