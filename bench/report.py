@@ -126,7 +126,10 @@ def rows_markdown(name, data):
         if reductions and "compile" not in r["speedup"]:
             continue
         against = f" ({', '.join(f'{s:.2f}x' for s in r['speedup'].values())})" if r["speedup"] else ""
-        by.setdefault(r["function"], {})[r["shape"] if reductions else r["sizes"][-1]] = f"{r['percent_of_copy']:.0f}{against}"
+        groups_ = not reductions and len(r["sizes"]) == 5  # outer, length, groups, channels, inner
+        label = r["function"] + (", NHWC" if groups_ and r["sizes"][4] == 1 else "")
+        row = math.prod(r["sizes"][1:2] + r["sizes"][3:]) if groups_ else r["sizes"][-1]
+        by.setdefault(label, {})[r["shape"] if reductions else row] = f"{r['percent_of_copy']:.0f}{against}"
     cols = list(dict.fromkeys(c for found in by.values() for c in found))
     m = data.get("machine")
     where = f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, {m['compiler']}; `{m['flags']}`" if m else (
