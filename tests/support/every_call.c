@@ -13,10 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int64_t small_1[][4] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][4] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
-                     small_3[][4] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
-                     small_4[][4] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][4] = {{50021}},
-                     large_2[][4] = {{2403, 61}, {61, 2311}}, large_3[][4] = {{67, 32, 66}, {2403, 61, 1}}, large_4[][4] = {{9, 89, 3, 61}};
+static const int64_t small_1[][5] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][5] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
+                     small_3[][5] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
+                     small_4[][5] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][5] = {{50021}},
+                     large_2[][5] = {{2403, 61}, {61, 2311}}, large_3[][5] = {{67, 32, 66}, {2403, 61, 1}}, large_4[][5] = {{9, 89, 3, 61}},
+                     small_5[][5] = {{1, 1, 1, 1, 1}, {2, 3, 2, 2, 5}, {2, 1, 3, 5, 49}, {1, 9, 2, 10, 1}, {1, 2, 1, 2, 131}},
+                     large_5[][5] = {{9, 1, 8, 11, 61}, {3, 89, 8, 23, 1}};
 static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
 static const unsigned char element[] = {4, 2, 2, 8, 4, 8, 1};
 
@@ -48,11 +50,13 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
 
 static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
 {
-    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1) * (sizes > 3 ? n[3] : 1);
+    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1) * (sizes > 3 ? n[3] : 1) * (sizes > 4 ? n[4] : 1);
     if (t->kind == KFT_ELEM || t->kind == KFT_HALF) return t->kind == KFT_HALF ? 2 * all : all;
     if (t->kind == KFT_PER_PLANE) return n[0] * n[1];
     if (t->kind == KFT_PER_QUERY) return n[0] * n[1] * n[2];
     if (t->kind == KFT_SHARED) return n[0] * n[2] * n[3];
+    if (t->kind == KFT_GROUP) return n[2] * n[3];
+    if (t->kind == KFT_PER_GROUP) return n[0] * n[2];
     return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
 }
 
@@ -91,10 +95,15 @@ static int all(int large, uint64_t *sum)
     for (int t = 0; t < kft_table_count; ++t)
         for (int k = 0; k < kft_tables[t].count; ++k) {
             const kft_function *f = &kft_tables[t].functions[k];
-#define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : f->sizes == 3 ? s##_3 : s##_4)
+#define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : f->sizes == 3 ? s##_3 : f->sizes == 4 ? s##_4 : s##_5)
 #define KFT_COUNT(s) (int)(sizeof s / sizeof *s)
-#define KFT_LENGTH(s) (f->sizes == 1 ? KFT_COUNT(s##_1) : f->sizes == 2 ? KFT_COUNT(s##_2) : f->sizes == 3 ? KFT_COUNT(s##_3) : KFT_COUNT(s##_4))
-            const int64_t(*set)[4] = large ? KFT_SET(large) : KFT_SET(small);
+#define KFT_LENGTH(s) \
+    (f->sizes == 1   ? KFT_COUNT(s##_1) \
+     : f->sizes == 2 ? KFT_COUNT(s##_2) \
+     : f->sizes == 3 ? KFT_COUNT(s##_3) \
+     : f->sizes == 4 ? KFT_COUNT(s##_4) \
+                     : KFT_COUNT(s##_5))
+            const int64_t(*set)[5] = large ? KFT_SET(large) : KFT_SET(small);
             const int length = large ? KFT_LENGTH(large) : KFT_LENGTH(small);
             for (int i = 0; i < length; ++i) {
                 uint64_t one;

@@ -171,7 +171,7 @@ def check(call, got, weights=None):
         if s.role == "sum":  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
             skip = (skip | (loose & np.isnan(want))).any(0) & ~sure.any(0)
             loose = False
-            times = np.ones(len(want)) if weights is None else weights
+            times = np.ones(len(want)) if weights is None else np.repeat(weights, len(want) // len(weights))  # of a batch
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms

@@ -13,7 +13,8 @@
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
    (per_row), rows * channels (per_plane), rows * cols of all channels (shared), channels * parts (group). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUP = 7, KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUPED = 7 };
+enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
     const void *ptr;
@@ -125,7 +126,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
         const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : kind == KFI_PER_ROW ? s->rows
                                 : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
-                                : kind == KFI_GROUP ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
+                                : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
