@@ -112,8 +112,8 @@ KFI_HOST int kfi_piece_run(const kfi_cpu_map *m, kf_i64 i, int count)
 /* `count` columns from i on of the row that begins at element `start`: where they are, or, those that are no strip side by side, a copy. */
 KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
 {
-    const char *row = (const char *)from + start * size;
     if (!from) return NULL;
+    const char *row = (const char *)from + start * size;
     if (count == KFI_STRIP && kfi_piece_whole(m, i, count)) return row + kfi_piece_at(m, i) * size;
     memset(tile, 0, (size_t)(KFI_STRIP * size));
     for (int j = 0, run; j < count; j += run) {
