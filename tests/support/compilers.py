@@ -78,10 +78,17 @@ def file_of(header):
     return header.replace("/", "_").replace(".", "_")
 
 
+# With -G nvcc 13.0 says this of the same source in some of its runs and not in others (of functions of 2,000 lines of PTX too, one run
+# in sixteen; in all runs or in none where addresses are not randomised), so it is no word about the source.
+OF_DEBUGGING = "warning: Function too large, generated debug information may not be accurate."
+
+
 def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
     """Objects of CUDA files, no warning allowed."""
     sources = write(tmp_path, files)
-    passes([NVCC, "-std=c++17", arch, *NVCC_WARNINGS, *extra, *flags(include), "-c", *sources], cwd=tmp_path)
+    strict = [w for w in NVCC_WARNINGS if "-G" not in extra or w not in ("-Werror", "all-warnings")]
+    said = passes([NVCC, "-std=c++17", arch, *strict, *extra, *flags(include), "-c", *sources], cwd=tmp_path)
+    assert not [line for line in said.splitlines() if line != OF_DEBUGGING], said
     return [tmp_path / (p.stem + ".o") for p in sources]
 
 
