@@ -42,9 +42,14 @@ def one_dtype_per_schedule(f):
     return of_each_kernel(f) and (f["dtypes"][0] == "f32" or (f["dtypes"][0] == "bf16" and f["workspace"]))
 
 
+def one_dtype_per_size(f):
+    """Their vectors are of 2, 4 and 8 bytes: the accesses of f16 are bf16's."""
+    return of_each_kernel(f) and (f["dtypes"][0] != "f16" or f["op"] == "cast")
+
+
 SAMPLES = {
     # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
-    "memory": Sample("asan", lambda f: of_each_kernel(f) or f["op"] == "{act}"),
+    "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}"),
     "races": Sample("tsan", one_dtype_per_schedule, ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
 }
 
