@@ -18,7 +18,7 @@ COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-
           "-DKFI_MAP_SMS=kf_emu_sms", "-DKFI_LINE_CAP=64", "-DKFI_LINE_CLUSTER=2", "-DKFI_REDUCE_THREADS=64",
           "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections", f"-Wl,-T,{HERE}/shared.ld")
 VARIANTS = {
-    "plain": ("-Og",),
+    "plain": ("-O0",),
     "asan": ("-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
     "tsan": ("-Og", "-g1", "-fsanitize=thread", "-DKF_EMU_TSAN", "-DKFI_SUM_GROUPS=32"),  # a thread of TSan's costs half a millisecond
 }
