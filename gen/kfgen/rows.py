@@ -607,7 +607,7 @@ class RowKernel(Kernel):
         """A tile of a row in pieces: where it lies, or a copy."""
         if s.kind == "group":
             return f"(const {s.ctype} *)kfi_channel_tile(m, &{s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
-        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_piece_tile(m, &{s.name}_g, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
 
     def cpu_start(self, s):
         """Its element in column i of a row."""

@@ -318,17 +318,29 @@ BROKEN = {
         "kf/core/row.h", r"group \* m->parts \* size",
         "0 * group * size", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_relu_bwd_bf16",)),
     "row: the next channel an element late": (
-        "kf/core/row.h", r"c->channel = at / m->inner",
-        "c->channel = (at > 0 ? at - 1 : 0) / m->inner", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
+        "kf/core/row.h", r"kfi_quotient\(at, m->inner\)",
+        "kfi_quotient(at > 0 ? at - 1 : 0, m->inner)", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
     "row: a tile's value of another group": (
         "kf/core/row.h", r"c->filled != group \* m->parts \+ c->channel",
         "c->filled != c->channel", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f32",)),
     "row: pieces side by side": (
-        "kf/core/row.h", r"i \+ i / m->piece \* m->gap",
+        "kf/core/row.h", r"i \+ kfi_quotient\(i, m->piece\) \* m->gap",
         "i", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
     "row: a piece's end is no end": (
-        "kf/core/row.h", r"m->gap \? m->piece - i % m->piece : count",
+        "kf/core/row.h", r"m->gap \? m->piece - kfi_rest\(i, m->piece\) : count",
         "count", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f64",)),
+    "row: what another row's pieces held": (
+        "kf/core/row.h", r"g->start != start",
+        "g->start < 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
+    "row: pieces gathered where no strip has been": (
+        "kf/core/row.h", r"i == g->columns && ",
+        "", ("kf_cpu_group_norm_f32",)),
+    "row: channels side by side of another strip": (
+        "kf/core/row.h", r"c->filled == filled",
+        "filled >= 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
+    "row: channels side by side, all from the first": (
+        "kf/core/row.h", r"m->inner == 1 \? kfi_rest\(i, m->piece\) : 0",
+        "0", ("kf_cpu_group_norm_bwd_f32",)),
     "row: a channel's terms to the next one": (
         "kf/core/row.h", r"sums\[c->channel\] \+= terms\[j \+ k\]",
         "sums[(c->channel + 1) % m->parts] += terms[j + k]", ("kf_cpu_group_norm_bwd_f32",)),

@@ -100,40 +100,69 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
     return (rows + per - 1) / per;
 }
 
+/* n / d of numbers from 0 on: of 32 bits in half of the time, where they suffice. */
+KFI_INLINE kf_i64 kfi_quotient(kf_i64 n, kf_i64 d) { return (n | d) >> 32 ? n / d : (kf_i64)((uint32_t)n / (uint32_t)d); }
+KFI_INLINE kf_i64 kfi_rest(kf_i64 n, kf_i64 d) { return n - kfi_quotient(n, d) * d; }
 /* Rows in pieces: where column i of a row is, behind its first element, and whether `count` columns from there on lie side by side. */
-KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 i) { return m->gap ? i + i / m->piece * m->gap : i; }
-KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 i, int count) { return !m->gap || i % m->piece + count <= m->piece; }
+KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 i) { return m->gap ? i + kfi_quotient(i, m->piece) * m->gap : i; }
 /* Columns from i on that lie side by side, of `count`. */
-KFI_HOST int kfi_piece_run(const kfi_cpu_map *m, kf_i64 i, int count)
+KFI_INLINE kf_i64 kfi_piece_room(const kfi_cpu_map *m, kf_i64 i, int count) { return m->gap ? m->piece - kfi_rest(i, m->piece) : count; }
+KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 i, int count) { return kfi_piece_room(m, i, count) >= count; }
+/* A piece or a part of one, which may be short: without a call for each, where its length allows. */
+KFI_INLINE void kfi_piece_copy(char *to, const char *from, kf_i64 bytes)
 {
-    const kf_i64 room = m->gap ? m->piece - i % m->piece : count;
-    return room < count ? (int)room : count;
+    if (bytes % 16 != 0) memcpy(to, from, (size_t)bytes);
+    else
+        for (kf_i64 k = 0; k < bytes; k += 16) memcpy(to + k, from + k, 16);
 }
+/* Pieces lie too far apart for the processor to see what comes next. */
+#define KFI_PIECES_AHEAD 32
+#if defined(__GNUC__)
+#define KFI_PREFETCH(address) __builtin_prefetch((const void *)(address))
+#else
+#define KFI_PREFETCH(address) ((void)(address))
+#endif
+/* The first columns of a row in short pieces, as its first pass copied them: the other passes read them side by side. */
+#define KFI_GATHERED 16384 /* bytes */
+typedef struct {
+    kf_i64 start, columns;
+    KFI_ON_A_LINE char bytes[KFI_GATHERED];
+} kfi_gathered;
 /* `count` columns from i on of the row that begins at element `start`: where they are, or, those that are no strip side by side, a copy. */
-KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
+KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
 {
     if (!from) return NULL;
-    const char *row = (const char *)from + start * size;
-    if (count == KFI_STRIP && kfi_piece_whole(m, i, count)) return row + kfi_piece_at(m, i) * size;
-    memset(tile, 0, (size_t)(KFI_STRIP * size));
-    for (int j = 0, run; j < count; j += run) {
-        run = kfi_piece_run(m, i + j, count - j);
-        memcpy((char *)tile + j * size, row + kfi_piece_at(m, i + j) * size, (size_t)(run * size));
+    if (g->start != start) g->columns = 0;
+    g->start = start;
+    if (i + KFI_STRIP <= g->columns) return g->bytes + i * size;
+    kf_i64 at = start + kfi_piece_at(m, i), room = kfi_piece_room(m, i, count);
+    if (count < KFI_STRIP) memset(tile, 0, (size_t)(KFI_STRIP * size));
+    else if (room >= count) return (const char *)from + at * size;
+    else if (i == g->columns && (i + KFI_STRIP) * size <= KFI_GATHERED) {
+        tile = g->bytes + i * size;
+        g->columns += KFI_STRIP;
+    }
+    for (int j = 0, run; j < count; j += run, room = m->piece) {
+        run = room < count - j ? (int)room : count - j;
+        KFI_PREFETCH((uintptr_t)from + (uintptr_t)((at + KFI_PIECES_AHEAD * (m->piece + m->gap)) * size));
+        kfi_piece_copy((char *)tile + j * size, (const char *)from + at * size, run * size);
+        at += run + m->gap;
     }
     return tile;
 }
 KFI_HOST void kfi_piece_scatter(const kfi_cpu_map *m, void *to, const void *tile, kf_i64 start, kf_i64 i, int count, int size)
 {
-    char *row = (char *)to + start * size;
-    for (int j = 0, run; j < count; j += run) {
-        run = kfi_piece_run(m, i + j, count - j);
-        memcpy(row + kfi_piece_at(m, i + j) * size, (const char *)tile + j * size, (size_t)(run * size));
+    kf_i64 at = start + kfi_piece_at(m, i), room = kfi_piece_room(m, i, count);
+    for (int j = 0, run; j < count; j += run, room = m->piece) {
+        run = room < count - j ? (int)room : count - j;
+        kfi_piece_copy((char *)to + at * size, (const char *)tile + j * size, run * size);
+        at += run + m->gap;
     }
 }
 /* Columns of a row that are one channel's: known, where the next ones are mostly of it as well, without a division. */
 typedef struct {
     kf_i64 begin, end, channel;
-    kf_i64 filled; /* the channel, of all groups, whose value a whole tile has; -1: of none */
+    kf_i64 filled; /* the channel, of all groups, whose value a whole tile has, or the first of channels side by side; -1: of none */
 } kfi_channel;
 KFI_INLINE kfi_channel kfi_channel_begin(void)
 {
@@ -144,9 +173,9 @@ KFI_INLINE kfi_channel kfi_channel_begin(void)
 KFI_HOST int kfi_channel_at(const kfi_cpu_map *m, kfi_channel *c, kf_i64 i, int count)
 {
     if (i < c->begin || i >= c->end) {
-        const kf_i64 at = i % m->piece;
-        c->channel = at / m->inner;
-        c->begin = i - at % m->inner;
+        const kf_i64 at = kfi_rest(i, m->piece);
+        c->channel = kfi_quotient(at, m->inner);
+        c->begin = i - kfi_rest(at, m->inner);
         c->end = c->begin + m->inner;
     }
     return c->end - i < count ? (int)(c->end - i) : count;
@@ -156,6 +185,19 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
 {
     if (!from) return tile;
     const char *values = (const char *)from + group * m->parts * size;
+    if (m->inner == 1) { /* channels side by side, the same ones in each strip where it holds whole pieces */
+        kf_i64 channel = kfi_rest(i, m->piece);
+        const kf_i64 filled = c->filled;
+        c->filled = count == KFI_STRIP ? group * m->parts + channel : -1;
+        if (c->filled >= 0 && c->filled == filled) return tile;
+        if (count < KFI_STRIP) memset(tile, 0, (size_t)(KFI_STRIP * size));
+        for (int j = 0, run; j < count; j += run, channel = 0) {
+            const kf_i64 room = m->parts - channel;
+            run = room < count - j ? (int)room : count - j;
+            kfi_piece_copy((char *)tile + j * size, values + channel * size, run * size);
+        }
+        return tile;
+    }
     int run = kfi_channel_at(m, c, i, count);
     if (run == count) {
         if (c->filled != group * m->parts + c->channel) kfi_fill((unsigned char *)tile, values + c->channel * size, KFI_STRIP, size);
@@ -166,13 +208,7 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
     memset(tile, 0, (size_t)(KFI_STRIP * size));
     for (int j = 0; j < count; j += run) {
         run = kfi_channel_at(m, c, i + j, count - j);
-        if (m->inner == 1) { /* channels side by side */
-            const kf_i64 room = m->parts - c->channel;
-            run = room < count - j ? (int)room : count - j;
-            memcpy((char *)tile + j * size, values + c->channel * size, (size_t)(run * size));
-        } else {
-            kfi_fill((unsigned char *)tile + j * size, values + c->channel * size, run, size);
-        }
+        kfi_fill((unsigned char *)tile + j * size, values + c->channel * size, run, size);
     }
     return tile;
 }
@@ -180,13 +216,12 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
 #define KFI_CHANNEL_ADD(word, type) \
     KFI_HOST void kfi_channel_add_##word(const kfi_cpu_map *m, kfi_channel *c, type *sums, type *terms, kf_i64 i, int count) \
     { \
-        for (int j = 0, run; j < count; j += run) { \
-            if (m->inner == 1) { /* channels side by side */ \
-                const kf_i64 at = (i + j) % m->piece; \
-                run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
-                for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
-                continue; \
-            } \
+        kf_i64 at = m->inner == 1 ? kfi_rest(i, m->piece) : 0; /* channels side by side */ \
+        for (int j = 0, run; m->inner == 1 && j < count; j += run, at = 0) { \
+            run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
+            for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
+        } \
+        for (int j = 0, run; m->inner != 1 && j < count; j += run) { \
             run = kfi_channel_at(m, c, i + j, count - j); \
             if (run == KFI_STRIP) sums[c->channel] += kfi_fold_sum_##word(terms); \
             else \
