@@ -21,7 +21,7 @@ from kfgen import spec as specs
 from kfgen.render import Selection
 
 DTYPES = ("f32", "bf16")
-FLAGS = ("-O1", "-ffp-contract=off")
+FLAGS = ("-Og", "-ffp-contract=off")
 STREAMED = ("-mavx", "-DKF_STREAM_MIN=0")
 FACTOR, SHIFT = 1.02, 0.03  # visible in bf16, whose neighbours are up to 0.8 % apart; a literal 0 is shifted
 LITERAL = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")

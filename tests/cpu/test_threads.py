@@ -24,7 +24,7 @@ EXTENTS = {1: [(100003,)], 2: [(600, 403), (40, 5003), (70000, 3)], 3: [(10, 50,
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
              and (f["dtypes"] in (["f32"], ["f32", "bf16"]) or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1)))]
-FLAGS = ("-O1", "-ffp-contract=off")
+FLAGS = ("-Og", "-ffp-contract=off")
 # What a fork changes is who runs the pieces: one function of each way to cut a call into them.
 FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"])): f for f in FUNCTIONS}.values())
 

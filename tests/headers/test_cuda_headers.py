@@ -70,7 +70,7 @@ def test_ops_alone(part, include, tmp_path):
         chosen.setdefault(f["header"], []).append(f)
     files = {f"{h.split('/')[-1]}.cu": addresses(functions) for h, functions in chosen.items()}
     assert len(files) == len(STEMS)
-    compile_cuda(include, tmp_path, {name: files[name] for name in sorted(files)[part::4]})
+    compile_cuda(include, tmp_path, {name: files[name] for name in sorted(files)[part::4]}, *quick())
 
 
 @pytest.mark.parametrize("option", ["-G", "-lineinfo"])
