@@ -44,9 +44,9 @@ INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min",
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h) and calls its own
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g) and calls its own
 # temporaries (t0, row0, kept0).
-DERIVED = re.compile(r".*_(?:[vfnsjitaph]|to|past)\Z|(t|row|kept)\d+\Z")
+DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
