@@ -16,8 +16,8 @@ from hooks import PTHREADS
 KERNELS = selection.kernels()
 # Threads share what the schedules do, not what an activation computes.
 SCHEDULES = [f for f in KERNELS if f["activation"] in ("none", "silu") and f["dtypes"][0] in ("f32", "bf16")]
-ADDRESS = ("-O1", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
-THREAD = ("-O1", "-g1", "-fsanitize=thread")
+ADDRESS = ("-Og", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+THREAD = ("-Og", "-g1", "-fsanitize=thread")
 needs_valgrind = pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind")
 VALGRIND = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--partial-loads-ok=no", "--exit-on-first-error=yes")
 # ThreadSanitizer wants its own layout of the address space, which some kernels randomise too much for it.
@@ -56,7 +56,7 @@ def test_thread(include, tmp_path):
 
 @needs_valgrind
 def test_valgrind(include, tmp_path):
-    passes(run(*VALGRIND, cprogram.build(tmp_path, KERNELS, include, ("-O1", "-g1"))), KERNELS)
+    passes(run(*VALGRIND, cprogram.build(tmp_path, KERNELS, include, ("-Og", "-g1"))), KERNELS)
 
 
 # ---- what they must see: (file, text, instead), the functions, the flags, the program's mode, what is said
@@ -109,5 +109,5 @@ def test_thread_sees(include, tmp_path):
 @needs_valgrind
 @pytest.mark.parametrize("what", ["a row value too many is read", "partial sums begin as they are"])
 def test_valgrind_sees(include, tmp_path, what):
-    done = run(*VALGRIND, cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ("-O1", "-g1")))
+    done = run(*VALGRIND, cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ("-Og", "-g1")))
     assert done.returncode == 99 and ("Invalid read" if "read" in what else "uninitialised") in done.stderr, done.stderr[-3000:]
