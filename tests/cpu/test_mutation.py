@@ -339,8 +339,8 @@ BROKEN = {
         "kf/core/row.h", r"c->filled == filled",
         "filled >= 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
     "row: channels side by side, all from the first": (
-        "kf/core/row.h", r"m->inner == 1 \? kfi_rest\(i, m->piece\) : 0",
-        "0", ("kf_cpu_group_norm_bwd_f32",)),
+        "kf/core/row.h", r"kf_i64 at = kfi_rest\(i, m->piece\);",
+        "kf_i64 at = 0;", ("kf_cpu_group_norm_bwd_f32",)),
     "row: a channel's terms to the next one": (
         "kf/core/row.h", r"sums\[c->channel\] \+= terms\[j \+ k\]",
         "sums[(c->channel + 1) % m->parts] += terms[j + k]", ("kf_cpu_group_norm_bwd_f32",)),

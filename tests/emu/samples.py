@@ -44,7 +44,7 @@ def one_dtype_per_schedule(f):
 
 def one_dtype_per_size(f):
     """Their vectors are of 2, 4 and 8 bytes: the accesses of f16 are bf16's."""
-    return of_each_kernel(f) and (f["dtypes"][0] != "f16" or f["op"] == "cast")
+    return of_each_kernel(f) and cases.of_own_accesses(f)
 
 
 SAMPLES = {

@@ -34,7 +34,7 @@ def memory(emu):
 
 
 def in_every_order(f):
-    return cases.LEVEL > 1 or (cases.one_of_each_argument(f) and (f["dtypes"][0] != "f16" or f["op"] == "cast"))
+    return cases.LEVEL > 1 or (cases.one_of_each_argument(f) and cases.of_own_accesses(f))
 
 
 def ordered(memory, f):

@@ -60,6 +60,11 @@ def one_of_each_argument(f):
     return f["activation"] in ("none", "gelu") or LEVEL > 1
 
 
+def of_own_accesses(f):
+    """f16's kernels are bf16's with another conversion. Casts are conversions."""
+    return f["dtypes"][0] != "f16" or f["op"] == "cast"
+
+
 def sampled(f):
     """Of every op none, gelu and a few further activations, each activation in some ops. From level 2 on all of them."""
     turn = sum(map(ord, f["op"] + f["activation"] + "".join(f["dtypes"])))

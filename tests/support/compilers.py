@@ -78,8 +78,8 @@ def file_of(header):
     return header.replace("/", "_").replace(".", "_")
 
 
-# With -G nvcc 13.0 says this of the same source in some of its runs and not in others (of functions of 2,000 lines of PTX too, one run
-# in sixteen; in all runs or in none where addresses are not randomised), so it is no word about the source.
+# With -G nvcc 13.0 says this of the same source in some of its runs and not in others (of a kernel of group_norm in one run of sixteen; in
+# all runs or in none where addresses are not randomised), so it is no word about the source.
 OF_DEBUGGING = "warning: Function too large, generated debug information may not be accurate."
 
 

@@ -70,7 +70,7 @@ struct kfi_sums {
     kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };
 #define KFI_SUM_LANES 8 // vectors of 4 columns in a block
-#ifndef KFI_SUM_GROUPS // 32 where an emulation wants few threads
+#ifndef KFI_SUM_GROUPS // 64, or 32 where an emulation wants few threads
 #define KFI_SUM_GROUPS 64
 #endif
 #define KFI_SUM_AHEAD 8 // loads of a thread at a time

@@ -100,12 +100,12 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
     return (rows + per - 1) / per;
 }
 
-/* n / d of numbers from 0 on: of 32 bits in half of the time, where they suffice. */
+/* n / d of numbers from 0 on: by a division of 32 bits where they suffice. */
 KFI_INLINE kf_i64 kfi_quotient(kf_i64 n, kf_i64 d) { return (n | d) >> 32 ? n / d : (kf_i64)((uint32_t)n / (uint32_t)d); }
 KFI_INLINE kf_i64 kfi_rest(kf_i64 n, kf_i64 d) { return n - kfi_quotient(n, d) * d; }
 /* Rows in pieces: where column i of a row is, behind its first element, and whether `count` columns from there on lie side by side. */
 KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 i) { return m->gap ? i + kfi_quotient(i, m->piece) * m->gap : i; }
-/* Columns from i on that lie side by side, of `count`. */
+/* Columns from i on that lie side by side: what is left of the piece, or `count` where a row is one. */
 KFI_INLINE kf_i64 kfi_piece_room(const kfi_cpu_map *m, kf_i64 i, int count) { return m->gap ? m->piece - kfi_rest(i, m->piece) : count; }
 KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 i, int count) { return kfi_piece_room(m, i, count) >= count; }
 /* A piece or a part of one, which may be short: without a call for each, where its length allows. */
@@ -216,12 +216,15 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
 #define KFI_CHANNEL_ADD(word, type) \
     KFI_HOST void kfi_channel_add_##word(const kfi_cpu_map *m, kfi_channel *c, type *sums, type *terms, kf_i64 i, int count) \
     { \
-        kf_i64 at = m->inner == 1 ? kfi_rest(i, m->piece) : 0; /* channels side by side */ \
-        for (int j = 0, run; m->inner == 1 && j < count; j += run, at = 0) { \
-            run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
-            for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
+        if (m->inner == 1) { /* channels side by side */ \
+            kf_i64 at = kfi_rest(i, m->piece); \
+            for (int j = 0, run; j < count; j += run, at = 0) { \
+                run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
+                for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
+            } \
+            return; \
         } \
-        for (int j = 0, run; m->inner != 1 && j < count; j += run) { \
+        for (int j = 0, run; j < count; j += run) { \
             run = kfi_channel_at(m, c, i + j, count - j); \
             if (run == KFI_STRIP) sums[c->channel] += kfi_fold_sum_##word(terms); \
             else \
