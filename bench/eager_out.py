@@ -187,6 +187,18 @@ def _bias_dropout_add(e):
     torch.addcmul(e.t["residual"], mask, e.o["out"], value=1 / (1 - e.p), out=e.o["out"])
 
 
+def _bce(e):
+    """max(x, 0) - x * target + log(1 + exp(-|x|)): PyTorch's own has no out= form."""
+    x, out = e.t["x"], e.o["out"]
+    torch.abs(x, out=out).neg_().exp_().log1p_()
+    torch.clamp_min(x, 0, out=e.scratch("z"))
+    out.add_(e.scratch("z")).addcmul_(x, e.t["target"], value=-1)
+
+
+def _kl(e):
+    torch.xlogy(e.t["target"], e.t["target"], out=e.o["out"]).addcmul_(e.t["target"], e.t["x"], value=-1)
+
+
 FORWARD = {
     "{act}": lambda e: e.apply(e.t["x"], e.o["out"]),
     "add_{act}": _binary(lambda e, out: torch.add(e.t["a"], e.t["b"], out=out)),
@@ -207,6 +219,11 @@ FORWARD = {
     "bias_{act}_dropout": _bias_dropout,
     "bias_dropout_add": _bias_dropout_add,
     "cast": lambda e: e.o["out"].copy_(e.t["x"]),
+    "mse": lambda e: aten.mse_loss.out(e.t["x"], e.t["target"], 0, out=e.o["out"]),
+    "l1": lambda e: torch.sub(e.t["x"], e.t["target"], out=e.o["out"]).abs_(),
+    "huber": lambda e: aten.huber_loss.out(e.t["x"], e.t["target"], 0, e.s["delta"], out=e.o["out"]),
+    "bce_with_logits": _bce,
+    "kl_div": _kl,
 }
 
 
@@ -330,6 +347,24 @@ def _dropout_bwd(e):
         e.apply_bwd(e.t["x"], dx, dx)
 
 
+def _of_both(fill):
+    """Of a loss of x - target, whose gradients are each other's negatives."""
+    def run(e):
+        fill(e, e.into("dx"))
+        if "dtarget" in e.o:
+            torch.neg(e.into("dx"), out=e.o["dtarget"])
+    return run
+
+
+def _l1_bwd(e, dx):
+    torch.sub(e.t["x"], e.t["target"], out=dx)
+    torch.sign(dx, out=dx).mul_(e.t["dout"])
+
+
+def _bce_bwd(e):
+    torch.sigmoid(e.t["x"], out=e.o["dx"]).sub_(e.t["target"]).mul_(e.t["dout"])
+
+
 BACKWARD = {
     "{act}": lambda e: e.apply_bwd(e.t["x"], e.t["dout"], e.o["dx"]),
     "add_{act}": _add_bwd,
@@ -349,6 +384,11 @@ BACKWARD = {
     "{act}_dropout": _dropout_bwd,
     "bias_{act}_dropout": _bias_bwd(True),
     "bias_dropout_add": _bias_bwd(True),
+    "mse": _of_both(lambda e, dx: aten.mse_loss_backward.grad_input(e.t["dout"], e.t["x"], e.t["target"], 0, grad_input=dx)),
+    "l1": _of_both(_l1_bwd),
+    "huber": _of_both(lambda e, dx: aten.huber_loss_backward.out(e.t["dout"], e.t["x"], e.t["target"], 0, e.s["delta"], grad_input=dx)),
+    "bce_with_logits": _bce_bwd,
+    "kl_div": lambda e: torch.mul(e.t["target"], e.t["dout"], out=e.o["dx"]).neg_(),
 }
 
 

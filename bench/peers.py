@@ -104,6 +104,11 @@ FORWARD = {
     "{act}_dropout": lambda act, t, s, drop: drop(act(t["x"])),
     "bias_{act}_dropout": lambda act, t, s, drop: drop(act(t["x"] + t["bias"])),
     "bias_dropout_add": lambda act, t, s, drop: drop(t["x"] + t["bias"]) + t["residual"],
+    "mse": lambda act, t, s, drop: F.mse_loss(t["x"], t["target"], reduction="none"),
+    "l1": lambda act, t, s, drop: F.l1_loss(t["x"], t["target"], reduction="none"),
+    "huber": lambda act, t, s, drop: F.huber_loss(t["x"], t["target"], reduction="none", delta=s["delta"]),
+    "bce_with_logits": lambda act, t, s, drop: F.binary_cross_entropy_with_logits(t["x"], t["target"], reduction="none"),
+    "kl_div": lambda act, t, s, drop: F.kl_div(t["x"], t["target"], reduction="none"),
 }
 
 
@@ -177,6 +182,10 @@ def _batch_norm_bwd(act, act_bwd, t, s, drop, d):
     return {"dx": dz * (rstd * weight), "dweight": (dz * xhat).sum((0, 2)), "dbias": dz.sum((0, 2))}
 
 
+def _of_both(dx):
+    return {"dx": dx, "dtarget": -dx}
+
+
 BACKWARD = {
     "{act}": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d)},
     "add_{act}": _add_bwd,
@@ -196,6 +205,11 @@ BACKWARD = {
     "{act}_dropout": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], drop(d))},
     "bias_{act}_dropout": _bias_bwd,
     "bias_dropout_add": _bias_bwd,
+    "mse": lambda act, act_bwd, t, s, drop, d: _of_both(2 * (t["x"] - t["target"]) * d),
+    "l1": lambda act, act_bwd, t, s, drop, d: _of_both(torch.sign(t["x"] - t["target"]) * d),
+    "huber": lambda act, act_bwd, t, s, drop, d: _of_both((t["x"] - t["target"]).clamp(-s["delta"], s["delta"]) * d),
+    "bce_with_logits": lambda act, act_bwd, t, s, drop, d: {"dx": (torch.sigmoid(t["x"]) - t["target"]) * d},
+    "kl_div": lambda act, act_bwd, t, s, drop, d: {"dx": -t["target"] * d},
 }
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}

@@ -127,8 +127,9 @@ def rows_markdown(name, data):
             continue
         against = f" ({', '.join(f'{s:.2f}x' for s in r['speedup'].values())})" if r["speedup"] else ""
         groups_ = not reductions and len(r["sizes"]) == 5  # outer, length, groups, channels, inner
-        label = r["function"] + (", NHWC" if groups_ and r["sizes"][4] == 1 else "")
-        row = math.prod(r["sizes"][1:2] + r["sizes"][3:]) if groups_ else r["sizes"][-1]
+        batch = "batch_norm_train" in r["function"]  # outer, channels, inner, where a row is a channel's
+        label = r["function"] + (", NHWC" if (groups_ or batch) and r["sizes"][-1] == 1 else "")
+        row = math.prod(r["sizes"][1:2] + r["sizes"][3:]) if groups_ else math.prod(r["sizes"][::2]) if batch else r["sizes"][-1]
         by.setdefault(label, {})[r["shape"] if reductions else row] = f"{r['percent_of_copy']:.0f}{against}"
     cols = list(dict.fromkeys(c for found in by.values() for c in found))
     m = data.get("machine")

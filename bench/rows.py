@@ -53,6 +53,18 @@ def nhwc(x):
 NHWC = "group_norm_nhwc"  # the same launchers, other sizes
 FORWARD["group_norm_{act}"] = lambda t: group_norm(t, t["x"].view(-1, GROUPS * PARTS, t["x"].shape[1] // PARTS)).view_as(t["x"])
 FORWARD[NHWC] = lambda t: group_norm(t, nhwc(t["x"])).permute(0, 2, 3, 1).reshape(t["x"].shape)
+BATCH = 32  # of batch norm
+
+
+def batch_norm(t, x):
+    """x: [batch, channels, ...], of any strides."""
+    return F.batch_norm(x, None, None, t["weight"], t["bias"], True, 0.1, EPS)
+
+
+BATCH_NHWC = "batch_norm_train_nhwc"
+FORWARD["batch_norm_train_{act}"] = lambda t: batch_norm(t, t["x"].view(BATCH, len(t["weight"]), -1)).view_as(t["x"])
+FORWARD[BATCH_NHWC] = lambda t: batch_norm(
+    t, t["x"].view(BATCH, -1, 1, len(t["weight"])).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).reshape(t["x"].shape)
 P = 0.1
 SCALE = 0.125
 HEADS = 16  # of attention's scores, at most as many queries as keys
@@ -92,7 +104,7 @@ SMALL = {"row": 0, "channel": CHANNELS, "group": GROUPS * PARTS}  # kinds of wei
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
 SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "scale": SCALE, "p": P,
-           "seed": 7, "offset": 11}
+           "seed": 7, "offset": 11, "momentum": 0.1}
 
 
 def parser(about, build="rows", shapes=()):
@@ -111,7 +123,8 @@ def functions(o):
     """Those that were asked for: each op without activation, in one dtype."""
     all_ = [f for f in kflib.manifest()["functions"] if f["activation"] == "none" and len(f["dtypes"]) == 1 and f["dtypes"][0] in o.dtypes
             and not f["state"]]
-    all_ += [f | {"op": NHWC} for f in all_ if f["op"] == "group_norm_{act}"]
+    for op, as_nhwc in (("group_norm_{act}", NHWC), ("batch_norm_train_{act}", BATCH_NHWC)):
+        all_ += [f | {"op": as_nhwc} for f in all_ if f["op"] == op]
     return [f for f in all_ if f["op"] in o.ops]
 
 
@@ -150,6 +163,19 @@ def results(f, t):
     return dict(zip(("residual_out", "out"), out)) if isinstance(out, tuple) else {"loss" if "label" in t else "out": out}
 
 
+def head(f, v):
+    """The first rows of a tensor, as such a tensor of fewer rows."""
+    if f["layout"] == "channels" and v.dim() == 2:
+        sizes = sizes_of(f, *v.shape)
+        return v.view(sizes)[:, :ROWS].reshape(min(ROWS, sizes[1]), v.shape[1])
+    return v[:ROWS] if v.dim() == 2 or f["layout"] == "channels" else v
+
+
+def of_rows(f, v):
+    """The same of what has a value for each row, or a row."""
+    return head(f, v) if v.dim() == 2 else v[:ROWS]
+
+
 def reference(f, t):
     """Results and gradients of the first rows in float64."""
     if f["bwd"] and any(a["name"] == "out" for a in f["arguments"]):  # of the values it is given, since its terms cancel
@@ -157,7 +183,7 @@ def reference(f, t):
         if f["op"] == "log_softmax":
             return {"dx": dout - out.exp() * dout.sum(-1, keepdim=True)}
         return {"dx": out * (dout - (dout * out).sum(-1, keepdim=True)) * (SCALE if "scale_" in f["op"] else 1)}
-    leaves = {n: (t[n][:ROWS] if t[n].dim() == 2 else t[n]).double().requires_grad_() for n in LEAVES if n in t}
+    leaves = {n: head(f, t[n]).double().requires_grad_() for n in LEAVES if n in t}
     given = {n: t[n][:ROWS] for n in ("label",) if n in t}
     if "mask" in t:
         given["mask"] = t["mask"][0][torch.arange(ROWS, device=DEVICE) % t["mask"].shape[1]]
@@ -168,7 +194,7 @@ def reference(f, t):
     outs = results(f, leaves | given)
     found = {} if f["bwd"] else {n: out.detach() for n, out in outs.items()}
     if f["bwd"] or f["op"] in ONE_PASS:
-        douts = [t[f"d{n}"][:ROWS].double() if f["bwd"] else torch.ones_like(out) for n, out in outs.items()]
+        douts = [of_rows(f, t[f"d{n}"]).double() if f["bwd"] else torch.ones_like(out) for n, out in outs.items()]
         found["dx"] = torch.autograd.grad(list(outs.values()), leaves["x"], douts)[0]
     return found
 
@@ -180,6 +206,8 @@ def tensors(f, rows, cols, dtype):
     for a in f["arguments"]:
         if a.get("kind") in SMALL and a["role"] == "in":
             t[a["name"]] = torch.randn(SMALL[a["kind"]] or cols, device=DEVICE).to(dtype)
+        if a.get("kind") == "per_channel" and a["name"] in LEAVES:
+            t[a["name"]] = torch.randn(rows, device=DEVICE).to(dtype)
     if f["op"].startswith("scale_"):
         batch, _, queries, _ = sizes_of(f, rows, cols)
         drawn = torch.rand(batch, queries, cols, device=DEVICE) < 0.7
@@ -208,6 +236,10 @@ def tensors(f, rows, cols, dtype):
             mean = x.mean(-1) if "mean" in names else torch.zeros(len(part), device=DEVICE)
             t.setdefault("mean", torch.empty(rows, device=DEVICE))[part] = mean
             t.setdefault("rstd", torch.empty(rows, device=DEVICE))[part] = ((x - mean[:, None]).square().mean(-1) + EPS).rsqrt()
+        if "invstd" in names:
+            x = t["x"].view(sizes_of(f, rows, cols)).transpose(0, 1)
+            t["mean"] = torch.cat([part.float().mean((1, 2)) for part in x.chunk(16)])
+            t["invstd"] = torch.cat([(part.float().var((1, 2), correction=0) + EPS).rsqrt() for part in x.chunk(16)])
         if any(a["name"] == "out" and a["role"] == "in" for a in f["arguments"]):
             t["out"] = FORWARD[f["op"]](t)
     for a in f["arguments"]:
@@ -240,7 +272,7 @@ def compiled(f, t):
 def compare(f, t):
     """Ends the run if a result is not float64's."""
     for name, want in reference(f, t).items():
-        got = t[name][:ROWS].double()
+        got = of_rows(f, t[name]).double()
         error = float(((got - want).abs() / (want.abs() + want.abs().mean())).max())
         if not error < (0.02 if t["x"].dtype == torch.bfloat16 else 1e-4):
             raise SystemExit(f"bench: {f['name']} {' x '.join(map(str, t['x'].shape))}: {name} is off by {error:.3g}")
@@ -252,7 +284,12 @@ def moved_bytes(f, t):
 
 
 def sizes_of(f, *shape):
-    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS, those of queries are of HEADS, of groups of GROUPS."""
+    """A call's sizes for tensors of this shape: rows of planes are batches of CHANNELS, those of queries are of HEADS, of groups of GROUPS,
+    those that are channels of a batch of BATCH."""
+    if f["layout"] == "channels":
+        rows, cols = shape
+        outer = cols if f["op"] == BATCH_NHWC else BATCH
+        return [outer, rows, cols // outer]
     if "groups" in f["sizes"]:
         rows, cols = shape
         length = cols // PARTS if f["op"] == NHWC else 1

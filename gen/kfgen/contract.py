@@ -16,7 +16,7 @@ ATOM, WIDTH = 9, 94
 def formulas(k):
     """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it."""
     if not k.bwd:
-        return [f"{name} = {one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
+        return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
     over = "outer, length and inner" if "group" in k.kinds else "rows" if not k.has_channel else "outer" if k.family == "row" else "outer and inner"
@@ -62,12 +62,14 @@ def _write(graph, roots):
 def shape(k, stream):
     sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:],
              "per_plane": k.sizes[:2], "per_query": k.sizes[:3], "shared": k.sizes[:1] + k.sizes[2:],
-             "group": k.sizes[2:4], "per_group": k.sizes[:1] + k.sizes[2:3]}.get(stream.kind, k.sizes)
+             "per_channel": k.sizes[1:2], "group": k.sizes[2:4], "per_group": k.sizes[:1] + k.sizes[2:3]}.get(stream.kind, k.sizes)
     return f"[{', '.join(sizes)}]"
 
 
 def in_place(k, stream):
     """The inputs that may be the same pointer as this output."""
+    if stream.place_of:
+        return [stream.place_of]
     if stream.is_row or stream.role == "in":
         return []
     return [s.name for s in k.inputs if s.kind == stream.kind and s.dtype.size == stream.dtype.size and s.reads != "never"]

@@ -42,7 +42,7 @@ DTYPE = {
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "shared", "group")  # what is smaller than the result
+ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
 
 
 @dataclass
@@ -52,13 +52,14 @@ class Stream:
     name: str
     # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner], per_query: one per row of [batch, heads,
     # queries, keys], shared: [batch, queries, keys]; group: [groups, channels] of [outer, length, groups, channels, inner], per_group: one
-    # per [outer, groups]
+    # per [outer, groups]; per_channel: one per row where a row is a channel's of [outer, channels, inner]
     kind: str
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
     parts: tuple  # the names expressions use, two for "half"
     reads: str = "always"  # of inputs: always, act (if the activation's gradient reads its argument), never
     same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    place_of: str = ""  # of an input's next value: the input, in whose place it may be
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
     required: bool = True  # forward arguments; gradients may be NULL
     absent: float | None = None  # of inputs that may be NULL: the value that stands for them
@@ -142,6 +143,7 @@ class Argument:
 
 class Kernel:
     family = "map"  # the schedule: templates/cuda/map.cuh.j2, templates/cpu/map.h.j2
+    layout = ""  # how the rows of an op over rows lie (rows.SIZES)
     picked = ()  # operands of which nothing is read but a row's value in one column
 
     def __init__(self, op, dtypes, bwd):
@@ -597,7 +599,8 @@ class Kernel:
     @property
     def tensors(self):
         """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some
-        activations; unread; state; out; optional, an output that may be NULL. twin: an earlier output, counted from 1."""
+        activations; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an output may
+        share: an output that is proven equal, or the input that it is the next value of."""
         index, found = {}, []
         for s in self.inputs + self.outputs:
             use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
@@ -618,8 +621,8 @@ class Kernel:
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
         # As core/check.h has them, and the flags.
-        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5, "shared": 6,
-                 "group": 7}
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
+                 "per_channel": 5, "shared": 6, "group": 7}
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):

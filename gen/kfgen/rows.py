@@ -13,19 +13,19 @@ from kfgen import model
 from kfgen.emit import Target, emit, reads
 from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
 from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
-from kfgen.spec import SpecError, has_queries, op_gradients, op_graph
+from kfgen.spec import SpecError, has_queries, op_gradients, op_graph, updated
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
 # what dropout has made, whose mask would be drawn again (costly).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
-PER_ROW = ("per_row", "per_plane", "per_query", "per_group")  # kinds of what is one per row
+PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
 # How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's;
-# one of groups is a group's, in `length` pieces of channels * inner elements.
+# one of groups is a group's, in `length` pieces of channels * inner elements; one of channels a channel's of all batches, in `outer` pieces.
 SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"],
-         "groups": ["outer", "length", "groups", "channels", "inner"]}
-EACH = {"rows": "per_row", "planes": "per_plane", "heads": "per_query", "groups": "per_group"}  # the kind of what is one per row
+         "groups": ["outer", "length", "groups", "channels", "inner"], "channels": ["outer", "channels", "inner"]}
+EACH = dict(zip(SIZES, PER_ROW))  # the kind of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
 SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
@@ -228,7 +228,8 @@ class RowKernel(Kernel):
         graph, env, outs = op_graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
-        self.layout = next((LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF), "heads" if has_queries(op, graph, env, outs) else "rows")
+        asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
+        self.layout = next(iter(asked), "heads" if has_queries(op, graph, env, outs) else "rows")
         per_row = EACH[self.layout]
         self.operands = [Stream(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
                          for o in op.operands]
@@ -241,6 +242,7 @@ class RowKernel(Kernel):
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
             self.outputs += [result(n, node, per_row, required=False) for n, node in saved.items()]
+            self.outputs += [result(updated(n), env[updated(n)], per_row, required=False, place_of=n) for n in op.updates]
             replaced = {}
         else:
             grads = op_gradients(op, graph, env, outs)
@@ -278,7 +280,7 @@ class RowKernel(Kernel):
         self.shared = [s for s in self.loads if s.kind == "shared"]
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
         self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
-        self.pieces = self.layout == "groups"
+        self.pieces = self.layout in ("groups", "channels")
         self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
         self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
         # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
@@ -333,7 +335,8 @@ class RowKernel(Kernel):
             use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
             if s.absent is not None and use in ("in", "act"):
                 use = {"in": "absent", "act": "act_absent"}[use]
-            found.append((s.name, s.dtype.size, s.kind, use, index[s.same_as] + 1 if s.same_as else 0))
+            twin = s.same_as or s.place_of
+            found.append((s.name, s.dtype.size, s.kind, use, index[twin] + 1 if twin else 0))
             index[s.name] = len(index)
         return found + self.state_tensors
 

@@ -37,6 +37,7 @@ DTYPES = FLOAT_DTYPES + INT_DTYPES
 # Of each family, the kinds of its operands. row: one value per column; per_row: one per row; channel: one per channel of [outer,
 # channels, inner], where family "row" has a row for each plane; shared: [batch, queries, keys], where the others are [batch, heads,
 # queries, keys] and a row is a query's; group: one per channel of [outer, length, groups, channels, inner], where a row is a group's.
+# With layout = "channels" a row is a channel of [outer, channels, inner] over all of outer and inner, and per_row one per channel.
 FAMILIES = {"map": ("elem", "row", "channel", "half"), "row": ("elem", "row", "per_row", "channel", "shared", "group"), "reduce": ("elem",)}
 REDUCING = ("row", "reduce")  # whose expressions reduce over a row; reduce: over any axis, and to nothing but that
 USER_ID = 1024  # the first id of users' own activations
@@ -155,6 +156,8 @@ class Op:
     builtin: bool
     family: str = "map"
     saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
+    layout: str = ""  # "channels", or as the operands' kinds have it
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
@@ -166,6 +169,16 @@ class Op:
     @property
     def has_act(self):
         return "{act}" in self.pattern
+
+    @property
+    def values_of_rows(self):
+        """{name of an output that is one per row: its expression}, beside those of `outputs`."""
+        return self.saved | {updated(name): text for name, text in self.updates.items()}
+
+
+def updated(name):
+    """The output that is an operand's next value."""
+    return f"{name}_out"
 
 
 @dataclass
@@ -349,13 +362,18 @@ def _load_op(spec, file, pattern, f, builtin):
         f.oracle("ref" if expr is not None else "refs", refs[name])
         if expr is None and (not (name == "out" or usable(name)) or name in scalars or any(name in (o.name, *o.values) for o in operands)):
             raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
-    saved, grads = _row_fields(f, family, {*scalars, *outputs}, operands)
-    plain = {*scalars, *outputs, *saved, *(n for o in operands for n in (o.name, *o.values))}
+    saved, updates, grads = _row_fields(f, family, {*scalars, *outputs}, operands)
+    for name in updates:
+        if not isinstance(table_refs.get(name), str):
+            raise f.error("refs", f"has no reference for `{name}`", "give the same formula in NumPy")
+        f.oracle("refs", table_refs[name])
+        refs[updated(name)] = refs.pop(name)
+    plain = {*scalars, *outputs, *saved, *map(updated, updates), *(n for o in operands for n in (o.name, *o.values))}
     for name in sorted(plain & {f"d{n}" for n in plain}) if any(o.grad for o in operands) else ():
         raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
         pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=scalars, refs=refs, family=family,
-        saved=saved, grads=grads,
+        saved=saved, updates=updates, grads=grads, layout=f.get("layout", str, "", what='"channels"'),
         empty=f.get("empty", str, "value", what='"value" or "error"'),
         brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),
@@ -369,6 +387,8 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
     if op.types not in ("one", "pairs", "weights"):
         raise f.error("types", f"is {op.types!r}", 'write "one", "pairs" or "weights"')
+    if op.layout:
+        _check_layout(f, op)
     if op.empty not in ("value", "error") or (op.empty == "error" and family != "reduce"):
         raise f.error("empty", f"is {op.empty!r}", 'write "value", or "error" in an op of family = "reduce" that has no value then')
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
@@ -403,28 +423,45 @@ def _reduced(f, op, word):
 
 
 def _row_fields(f, family, taken, operands):
-    """What ops over rows have beside the others: (saved, grads)."""
+    """What ops over rows have beside the others: (saved, updates, grads)."""
     saved = f.get("saved", dict, {}, what='{ rstd = "an expression that is the same for a row" }')
+    updates = f.get("updates", dict, {}, what='{ running_mean = "an expression of its next value, the same for a row" }')
     grads = f.get("grads", dict, {}, what='{ x = "an expression of the operands, the results and their gradients" }')
-    if (family != "row" and saved) or (family not in REDUCING and grads):
-        raise f.error("saved" if saved else "grads", "belongs to ops over rows", 'add family = "row"')
+    if (family != "row" and (saved or updates)) or (family not in REDUCING and grads):
+        raise f.error("saved" if saved else "updates" if updates else "grads", "belongs to ops over rows", 'add family = "row"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (("scalars", f.data.get("scalars", ())), ("outputs", f.data.get("outputs", ())), ("operands", names)):
         for name in (*ROW_NAMES, *FAMILY_NAMES[family]):
             if family in REDUCING and name in given:
                 raise f.error(field_, f"the name `{name}` cannot be used", UNUSABLE)
-    for field_, table in (("saved", saved), ("grads", grads)):
+    for field_, table in (("saved", saved), ("updates", updates), ("grads", grads)):
         for name, text in table.items():
             if not isinstance(text, str):
                 raise f.error(field_, f"{name} is {text!r}", "give it an expression, in quotes")
     for name in saved:
         if not usable(name) or name in names or name in (*ROW_NAMES, *FAMILY_NAMES["row"]):
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
+    kept = [o.name for o in operands if o.kind == "per_row" and o.dtype == "acc" and not o.grad]
+    for name in updates:
+        if name not in kept:
+            fix = f'those are "per_row", of dtype "acc" and with grad = false: {", ".join(kept) or "none"}'
+            raise f.error("updates", f"`{name}` is no operand that can be updated", fix)
+        if updated(name) in names | taken | set(saved):
+            raise f.error("updates", f"`{updated(name)}`, its next value, is a name already", "rename one of the two")
     wanted = [o.name for o in operands if o.grad]
     for name in grads:
         if name not in wanted:
             raise f.error("grads", f"`{name}` is no operand with a gradient", f"those are: {', '.join(wanted) or 'none'}")
-    return saved, grads
+    return saved, updates, grads
+
+
+def _check_layout(f, op):
+    if op.layout != "channels":
+        raise f.error("layout", f"is {op.layout!r}", 'write "channels", or leave it out: operands say the rest by their kinds')
+    odd = next((o for o in op.operands if o.kind not in ("elem", "per_row")), None)
+    if op.family != "row" or odd:
+        problem = f'is "channels" of an op with `{odd.name}`, a {odd.kind!r}' if odd else f"is {op.layout!r} of an op of family {op.family!r}"
+        raise f.error("layout", problem, 'rows of channels belong to family = "row" and operands "elem" and "per_row" (one value per channel)')
 
 
 def _in_every_dtype(value):
@@ -503,7 +540,7 @@ def _activations_of(spec, op):
 
 def _check_scalars(op, act):
     """An activation's scalars are arguments beside the op's own."""
-    taken = {*op.scalars, *op.outputs, *op.saved, *(n for o in op.operands for n in (o.name, *o.values))}
+    taken = {*op.scalars, *op.outputs, *op.values_of_rows, *(n for o in op.operands for n in (o.name, *o.values))}
     taken |= {f"d{n}" for n in taken}
     for name in act.scalars:
         if name in taken and op.has_act:
@@ -542,13 +579,14 @@ def op_graph(op):
     if op.family == "map":
         return graph, env, {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()}
     outs, known = {}, dict(env)
-    for name in in_order(op.saved | op.outputs):
+    own = op.values_of_rows
+    for name in in_order(own | op.outputs):
         try:
-            node = parse(graph, op.saved[name], known) if name in op.saved else parse(graph, op.outputs[name], {**known, **extra})
+            node = parse(graph, own[name], known) if name in own else parse(graph, op.outputs[name], {**known, **extra})
         except ExprError as e:
-            e.field = "saved" if name in op.saved else "expr"
+            e.field = "saved" if name in op.saved else "updates" if name in own else "expr"
             raise
-        if name in op.saved:
+        if name in own:
             env[name] = known[name] = node
         else:
             outs[name] = node
@@ -558,7 +596,7 @@ def op_graph(op):
 
 def has_queries(op, graph, env, outputs):
     """Whether the rows of an op over rows are the queries of [batch, heads, queries, keys]."""
-    read = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+    read = graph.variables([*outputs.values(), *(env[n] for n in op.values_of_rows)])
     return bool(read & {QUERY, QUERIES}) or any(o.kind == "shared" for o in op.operands)
 
 
@@ -583,7 +621,7 @@ def _check_expressions(op):
         graph, env, outputs = op_graph(op)
         if op.family in REDUCING:
             _check_rows(op, graph, env, outputs)
-        used = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+        used = graph.variables([*outputs.values(), *(env[n] for n in op.values_of_rows)])
         for o in op.operands:
             if not used & set(o.values):
                 raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
@@ -607,27 +645,33 @@ def _check_rows(op, graph, env, outputs):
         return SpecError(op.file, f"op.{op.pattern}", field_, problem, fix)
 
     odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
-    if odd and has_queries(op, graph, env, outputs):
+    queried = has_queries(op, graph, env, outputs)
+    if odd and queried:
         raise wrong("operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
+    if op.layout and queried:
+        raise wrong("layout", f"is {op.layout!r} of an op over queries and keys", "leave one of the two out")
     if op.types == "pairs":
         raise wrong("types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
     columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
+    word = "pick" if columns else "dropout"
     if odd and odd.kind == "group" and (columns or op.dropout):
-        word = "pick" if columns else "dropout"
         raise wrong("operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", "a row of groups is in pieces: write a second op for it")
+    if op.layout and (columns or op.dropout):
+        raise wrong("layout", f"is {op.layout!r} of an op that calls {word}()", "a row of channels is in pieces: write a second op for it")
     for name in sorted(columns & {o.name for o in op.operands if o.dtype != "i64"}):
         fix = f'give `{name}` dtype = "i64", grad = false'
         raise wrong("operands", f"`{name}` is the number of a column, which pick() needs as a whole number", fix)
-    for name in op.saved:
+    for name in op.values_of_rows:
         if graph.level(env[name]) != ROW:
             problem = "differs within a row" if graph.level(env[name]) == ELEM else "reads no tensor"
-            raise wrong("saved", f"`{name}` {problem}", "save what is the same for a row: sums and what is made of them")
+            fix = "save what is the same for a row: sums and what is made of them"
+            raise wrong("saved" if name in op.saved else "updates", f"`{name}` {problem}", fix)
     for name, node in outputs.items():
         if graph.level(node) == UNIFORM:
             raise wrong("expr", f"`{name}` reads no tensor", "write an expression of the operands")
         if graph.level(node) == ELEM and op.family == "reduce":
             raise wrong("expr", f"`{name}` differs along the axis", 'reduce it, or write family = "row" for a result of elements')
-    roots = [*outputs.values(), *(env[n] for n in op.saved)]
+    roots = [*outputs.values(), *(env[n] for n in op.values_of_rows)]
     if not stages(graph, roots) and not graph.uses("pick", roots):
         raise wrong("expr", "reduces nothing over a row and picks nothing from it", f'leave out family = "{op.family}"')
 

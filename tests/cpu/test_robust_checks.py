@@ -4,6 +4,7 @@ functions, called as if they were launchers), and each broken promise is seen by
 
 import math
 
+import cases
 import checks
 import counting
 import fakegpu
@@ -82,21 +83,24 @@ def test_large_on_small_tensors(bf16, gpu, f):
     class Wraps(fakegpu.FakeLib):
         def call(self, f, given, stream=0):
             row = boundary // f_row(f, given)
-            if given[f["sizes"][0]] <= row:
+            if given[f["sizes"][cases.counted(f)]] <= row:
                 return self.lib.call(f, given)
             result = self.lib.call(f, given)
             for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
                 if a["role"] != "in" and given.get(a["name"]) and "kind" in a and robust.batch_axis(a):
-                    width = math.prod(checks.shape_of((1, *(given[s] for s in f["sizes"][1:])), a["kind"]))
+                    width = math.prod(checks.shape_of(cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a["kind"]))
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
                     self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], step)
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):
-                wrong = given | {f["sizes"][0]: row}
+                wrong = given | {f["sizes"][cases.counted(f)]: row}
                 result = self.lib.call(f, wrong)
             return result
 
     def f_row(f, given):
-        return int(checks.np.prod([given[s] for s in f["sizes"][1:]], dtype=int))
+        return int(checks.np.prod([given[s] for s in rest_of(f)], dtype=int))
+
+    def rest_of(f):
+        return f["sizes"][cases.counted(f) + 1:]
 
     rest, rows = large.shapes(f)[0]
     large.large(gpu, fakegpu.FakeLib(bf16, gpu), f, rest, rows, boundary)

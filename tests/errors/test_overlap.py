@@ -5,7 +5,8 @@ from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of
 
 
 def in_place(o, other):
-    return o["kind"] == other["kind"] and o["kind"] in ("elem", "half") and item(o) == item(other) and other["role"] == "in"
+    same = o["kind"] == other["kind"] and o["kind"] in ("elem", "half") and item(o) == item(other) and other["role"] == "in"
+    return same or o["place_of"] == other["name"]
 
 
 def twins(o, other):

@@ -29,9 +29,9 @@ def lib(request):
 
 
 class Operand:
-    def __init__(self, name, kind, size, elements, at, out, nullable, unread, same_as):
+    def __init__(self, name, kind, size, elements, at, out, nullable, unread, same_as, place_of=""):
         self.name, self.kind, self.size, self.elements, self.at, self.out = name, kind, size, elements, at or 0, out
-        self.nullable, self.unread, self.same_as = nullable, unread, same_as
+        self.nullable, self.unread, self.same_as, self.place_of = nullable, unread, same_as, place_of
 
     @property
     def bytes(self):
@@ -48,8 +48,8 @@ def meet(a, b):
 
 
 def operands_of(f, values, sizes):
-    found = [Operand(a["name"], a["kind"], item(a), count(a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"], a["same_as"])
-             for a in tensors_of(f)]
+    found = [Operand(a["name"], a["kind"], item(a), count(a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"],
+                     a["same_as"], a["place_of"]) for a in tensors_of(f)]
     if f["dropout"]:
         found.append(Operand("state", "pair", 8, 2, values["state"] if f["state"] else None, False, not f["state"], False, ""))
     return found
@@ -60,7 +60,7 @@ def may_share(o, other):
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
-        return o.kind in ("elem", "half")
+        return o.kind in ("elem", "half") or o.place_of == other.name
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 

@@ -71,6 +71,7 @@ FAMILY = {
     # Weights may be float32 beside 2-byte tensors.
     "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
     "instance_norm_{act}": (18, True, WEIGHTS, True), "group_norm_{act}": (18, True, WEIGHTS, True),
+    "batch_norm_train_{act}": (18, True, WEIGHTS, True),
     "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     **dict.fromkeys(("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax", "scale_mask_softmax_dropout"), (0, True, 4, True)),
@@ -176,13 +177,22 @@ operands = { zza = "elem", zzc = { kind = "group", absent = 1 } }
 saved = { zzl = "max(zza)" }
 expr = "act(zza * zzc * zzl + column / count)"
 ref = "act(zza * zzc * max(zza) + column / count)"
+[op."channels_of_{act}"]
+family = "row"
+layout = "channels"
+brief = "rows that are channels"
+operands = { zza = "elem", zzr = "per_row", zzk = { kind = "per_row", dtype = "acc", grad = false } }
+updates = { zzk = "zzk + max(zza)" }
+refs = { zzk = "zzk + max(zza)" }
+expr = "act(zza * zzr * max(zza))"
+ref = "act(zza * zzr * max(zza))"
 """
 # Types and words of the languages and of kf, which stand for themselves.
 IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
 
 
 OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "reduce": ("reduced",),
-             "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of")}
+             "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of", "channels_of")}
 
 
 @pytest.mark.parametrize("ext", [".cuh", ".h"])

@@ -24,6 +24,7 @@ def op(name="plus_{act}", **change):
 
 
 COLUMN = '{ kind = "per_row", dtype = "i64", grad = false }'
+KEPT = '{ x = "elem", k = { kind = "per_row", dtype = "acc", grad = false } }'
 
 
 def row(name="share", **change):
@@ -114,6 +115,22 @@ CASES = {
                           "`w` is a 'group' of an op over queries", '"per_row"'),
     "dropout of groups": (row("share_dropout", operands='{ x = "elem", w = "group" }', expr='"dropout(x * w / sum(x))"'),
                           "op.share_dropout", "operands", "`w` is a 'group' of an op that calls dropout()", "second op"),
+    "unknown layout": (row(layout='"planes"'), "op.share", "layout", "is 'planes'", '"channels"'),
+    "a layout of elements": (op(layout='"channels"'), "op.plus_{act}", "layout", "of an op of family 'map'", 'family = "row"'),
+    "channels of rows": (row(layout='"channels"', operands='{ x = "elem", w = "row" }', expr='"x * w / sum(x)"'), "op.share", "layout",
+                         "is \"channels\" of an op with `w`, a 'row'", '"per_row" (one value per channel)'),
+    "channels and queries": (row(layout='"channels"', expr='"x * query / sum(x)"'), "op.share", "layout", "over queries and keys", "leave one"),
+    "dropout of channels": (row("share_dropout", layout='"channels"', expr='"dropout(x / sum(x))"'), "op.share_dropout", "layout",
+                            "of an op that calls dropout()", "second op"),
+    "update of elements": (op(updates='{ a = "a" }'), "op.plus_{act}", "updates", "belongs to ops over rows", 'family = "row"'),
+    "update of no operand": (row(updates='{ k = "sum(x)" }'), "op.share", "updates", "`k` is no operand that can be updated", "none"),
+    "update of a weight": (row(operands='{ x = "elem", k = "per_row" }', expr='"x * k / sum(x)"', updates='{ k = "sum(x)" }'), "op.share",
+                           "updates", "`k` is no operand that can be updated", "grad = false"),
+    "update without reference": (row(operands=KEPT, updates='{ k = "k + sum(x)" }'), "op.share", "refs", "has no reference for `k`", "NumPy"),
+    "update of elements' values": (row(operands=KEPT, updates='{ k = "k + x" }', refs='{ k = "k + x" }'), "op.share", "updates",
+                                   "`k_out` differs within a row", "the same for a row"),
+    "an update's name": (row(operands=KEPT, updates='{ k = "k + sum(x)" }', refs='{ k = "k + sum(x)" }', saved='{ k_out = "sum(x)" }'), "op.share",
+                         "updates", "`k_out`, its next value, is a name already", "rename"),
     "shared with a gradient": (row(operands='{ x = "elem", k = "shared" }', expr='"x * k / sum(x)"'), "op.share", "operands",
                                "k is shared by heads and has a gradient", "grad = false"),
     "shared of another dtype": (row(operands='{ x = "elem", k = { kind = "shared", dtype = "acc", grad = false } }', expr='"x * k / sum(x)"'),

@@ -73,12 +73,27 @@ def sampled(f):
 
 def planes(f):
     """Whether the rows of a function of the row family are the planes of [outer, channels, inner]."""
-    return f["family"] == "row" and len(f["sizes"]) == 3
+    return f["layout"] == "planes"
 
 
 def groups(f):
     """Whether they are the groups of [outer, length, groups, channels, inner]."""
-    return len(f["sizes"]) == 5
+    return f["layout"] == "groups"
+
+
+def channels(f):
+    """Whether they are the channels of [outer, channels, inner], over outer and inner."""
+    return f["layout"] == "channels"
+
+
+def counted(f):
+    """The place of the size that rows are counted along: where they are channels, of one batch."""
+    return int(channels(f))
+
+
+def of_count(f, count, rest):
+    """The sizes for so many of them."""
+    return (1,) * counted(f) + (count, *rest)
 
 
 def walks(f):
@@ -98,6 +113,9 @@ def rows_of(f, table):
                 for (r, c), shift in table]
     if len(f["sizes"]) == 4:
         return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]
+    if channels(f):  # in two pieces, in short ones, in pieces that are no whole vectors, in one piece
+        pieces = [2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1 for (r, c), _ in table]
+        return [[(n, r, c // n), shift] for ((r, c), shift), n in zip(table, pieces)]
     if not planes(f):
         return table
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]

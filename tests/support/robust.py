@@ -5,6 +5,7 @@ A check takes the GPU (gpu.py, or the one of fakegpu.py), the library, a functio
 the direct call on the default stream is right is the numbers tests' business: here everything is compared with it, bit by bit.
 """
 
+import cases
 import checks
 import counting
 import numpy as np
@@ -160,18 +161,20 @@ def chained(gpu, lib, f, sizes, times=6):
 
 def batch_axis(a):
     """Whether a tensor has the axis that rows are counted along."""
-    return a["kind"] in ("elem", "half", "per_row", "per_plane", "per_query", "per_group", "shared")
+    return a["kind"] in ("elem", "half", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared")
 
 
 def alone(gpu, lib, f, sizes, shift):
     """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up."""
+    if cases.channels(f):
+        sizes = (1, sizes[1], sizes[0] * sizes[2])
     call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)  # the mask is an element's own, by its index
     want = direct(gpu, lib, f, call)
     sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
-    rows = sizes[0]
+    rows = sizes[cases.counted(f)]
     for row in sorted({0, 1, rows // 2, rows - 1} & set(range(rows))):
         gpu.upload(call.image)
-        given = call.given(gpu.base) | {f["sizes"][0]: 1} | sums
+        given = call.given(gpu.base) | {f["sizes"][cases.counted(f)]: 1} | sums
         expected = call.image.copy()
         for name, a in call.tensors.items():
             if batch_axis(a):

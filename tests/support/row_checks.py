@@ -5,6 +5,7 @@ and what they should give (storage.py does the rest)."""
 import functools
 import math
 
+import cases
 import numpy as np
 import scipy.special as sp
 import storage
@@ -18,8 +19,10 @@ def extent(call):
     """(rows, cols)."""
     if call.f["family"] == "reduce":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
-    if len(call.sizes) == 5:
-        return call.sizes[0] * call.sizes[2], math.prod(call.sizes[1:2] + call.sizes[3:])  # groups
+    if cases.groups(call.f):
+        return call.sizes[0] * call.sizes[2], math.prod(call.sizes[1:2] + call.sizes[3:])
+    if cases.channels(call.f):
+        return call.sizes[1], call.sizes[0] * call.sizes[2]
     return math.prod(call.sizes[:-1]), call.sizes[-1]  # rows, planes, queries
 
 
@@ -51,7 +54,10 @@ def mask(rng, shape, dtype):
 
 def of_rows(call, array, kind):
     """From [rows, cols] to the tensor's shape."""
-    if len(call.sizes) == 5 and kind == "elem":
+    if cases.channels(call.f) and kind == "elem":
+        outer, channels, inner = call.sizes
+        return np.ascontiguousarray(array.reshape(channels, outer, inner).swapaxes(0, 1))
+    if cases.groups(call.f) and kind == "elem":
         outer, length, groups, channels, inner = call.sizes
         return np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
     if call.f["family"] != "reduce":
@@ -64,7 +70,9 @@ def columns(call, array, kind):
     """As [rows, cols]."""
     if call.f["family"] == "reduce" and kind == "elem":
         return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
-    if len(call.sizes) == 5 and kind in ("elem", "group"):
+    if cases.channels(call.f) and kind == "elem":
+        return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(0, 1)).reshape(extent(call))
+    if cases.groups(call.f) and kind in ("elem", "group"):
         outer, length, groups, channels, inner = call.sizes
         if kind == "elem":
             return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(1, 2)).reshape(extent(call))

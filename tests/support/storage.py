@@ -63,7 +63,7 @@ def shape_of(sizes, kind):
         return tuple(sizes[:3])
     if kind == "per_plane":
         return tuple(sizes[:2])
-    if kind in ("row", "channel"):
+    if kind in ("row", "channel", "per_channel"):
         return (sizes[1],)
     return tuple(sizes)
 

@@ -12,7 +12,7 @@
 #include "kf/core/result.h"
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
-   (per_row), rows * channels (per_plane), rows * cols of all channels (shared), channels * parts (group). */
+   (per_row), rows * channels (per_plane, and per_channel, of one such row), rows * cols of all channels (shared), channels * parts (group). */
 enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUPED = 7 };
 enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
@@ -20,7 +20,8 @@ typedef struct {
     const void *ptr;
     int size;        /* bytes of an element */
     int flags;       /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
-    int twin;        /* of an output: 1 + the index of an earlier output that is proven equal and may be the same pointer */
+    int twin;        /* of an output: 1 + the index of an earlier tensor that may be the same pointer: an output that is proven equal, or
+                        the input that this one is the next value of */
     uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
 } kfi_operand;
 
@@ -76,24 +77,30 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
 }
 
 /* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys; the groups of
-   outer x length x groups x channels x inner, whose rows are in `length` pieces. */
-enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS };
+   outer x length x groups x channels x inner, whose rows are in `length` pieces; the channels of outer x channels x inner, in `outer` pieces. */
+enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS, KFI_LAYOUT_CHANNELS };
 
-/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows. */
-KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s)
+/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows.
+   pieces: the same as groups, where rows are in pieces. */
+KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s, kf_i64 *pieces)
 {
-    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_PLANES ? "outer channels inner"
-                        : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys" : "outer length groups channels inner";
-    const kf_result_t result = kfi_check_sizes(name, words, sizes, layout + 2);
+    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys"
+                        : layout == KFI_LAYOUT_GROUPS ? "outer length groups channels inner" : "outer channels inner";
+    const int count = layout == KFI_LAYOUT_CHANNELS ? 3 : layout + 2;
+    const kf_result_t result = kfi_check_sizes(name, words, sizes, count);
     if (result != KF_SUCCESS) return result;
-    s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : sizes[0];
+    s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : layout == KFI_LAYOUT_CHANNELS ? 1 : sizes[0];
     s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[layout == KFI_LAYOUT_GROUPS ? 2 : 1];
-    s->cols = sizes[layout + 1];
+    s->cols = sizes[count - 1];
     s->parts = 0;
-    if (layout == KFI_LAYOUT_GROUPS) {
-        s->parts = sizes[3];
-        s->cols *= sizes[1] * sizes[3];
-    }
+    if (layout < KFI_LAYOUT_GROUPS) return KF_SUCCESS;
+    s->parts = layout == KFI_LAYOUT_GROUPS ? sizes[3] : 1;
+    pieces[0] = s->rows;
+    pieces[1] = sizes[layout == KFI_LAYOUT_GROUPS];
+    pieces[2] = s->channels;
+    pieces[3] = s->parts;
+    pieces[4] = s->cols;
+    s->cols *= pieces[1] * pieces[3];
     return KF_SUCCESS;
 }
 
@@ -110,7 +117,7 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
     const int same = (out->ptr == other->ptr) & (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
     const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
-    const int in_place = (out->flags & KFI_KIND) < KFI_ROW; /* every element is read before it is written, by the same thread */
+    const int in_place = ((out->flags & KFI_KIND) < KFI_ROW) | twins; /* every element is read before it is written, by the same thread */
     return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(same & (other->flags & KFI_OUT ? twins : in_place));
 }
 

@@ -17,7 +17,7 @@
 #include "kf/core/math.cuh"
 
 // Of [outer, length, groups, channels, inner] a row is a group's of a batch: `length` pieces of channels * inner elements, the other groups'
-// between two of them. A gradient for channels is added up by teams, of a row's warps or of fewer threads than that: a team has some
+// between two of them. (A channel's of [outer, channels, inner] is one of [1, outer, channels, 1, inner].) A gradient for channels is added up by teams, of a row's warps or of fewer threads than that: a team has some
 // channels at a time, and a slice of them, whose units are vectors of a channel, or (across: inner is 1) pieces, where a vector lies
 // across channels.
 struct kfi_pieces {
@@ -399,6 +399,17 @@ template <int asked, int bytes, int held> KFI_DEVICE void kfi_line_await(void *f
 #else
     (void)first, (void)values, (void)g;
 #endif
+}
+// The same number, which the compiler cannot know to be the same.
+KFI_DEVICE int kfi_piece_again(int first, const kfi_line &g)
+{
+#ifdef KFI_PTX
+    const int zero = (int)kfi_line_zero(g);
+    asm volatile("xor.b32 %0, %0, %1;" : "+r"(first) : "r"(zero));
+#else
+    (void)g;
+#endif
+    return first;
 }
 // A result as it is stored, where others are computed from it: rounded as one of two, which is one instruction of many a clock; that of
 // one alone has a quarter of the throughput.
@@ -787,11 +798,13 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_shape shape;
-    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape);
+    kf_i64 pieces[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, pieces);
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols, rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
-    const kf_i64 summed = m.layout == KFI_LAYOUT_GROUPS ? channels * shape.parts : channels; // where planes or groups are
+    const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // or channels: rows are in pieces
+    const kf_i64 summed = groups ? channels * shape.parts : channels; // where planes or groups are
     if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
@@ -799,9 +812,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     const int sums = m.sums + m.plane_sums;
     bool wanted = false; // sums that nobody wants need no workspace
     for (int k = 0; k < sums; ++k) wanted = wanted || s->out[k];
-    const bool groups = m.layout == KFI_LAYOUT_GROUPS;
     kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
-    if (groups) kfi_make_pieces(in, sizes, m.vec);
+    if (groups) kfi_make_pieces(in, pieces, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
     const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
                                                      : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
@@ -809,7 +821,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     if (result != KF_SUCCESS) return result;
     int threads;
     const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, &threads);
-    const bool narrow = groups && sizes[4] > 1 && sizes[4] < m.vec; // a vector may touch more than two channels
+    const bool narrow = groups && pieces[4] > 1 && pieces[4] < m.vec; // a vector may touch more than two channels
     const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
     const bool walk = m.sums || found + 1 == m.holds;

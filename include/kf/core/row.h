@@ -260,10 +260,11 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
                                   size_t workspace_bytes)
 {
     kfi_shape shape;
-    kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape);
+    kf_i64 pieces[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape, pieces);
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols;
-    const int groups = layout == KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
+    const int groups = layout >= KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
     const kf_i64 summed = groups ? channels * shape.parts : channels; /* where each plane, or each channel of a group, leaves a value */
     m->rows = layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     m->cols = cols;
@@ -272,9 +273,9 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     m->elements = m->rows * cols;
     if (groups) {
         m->parts = shape.parts;
-        m->inner = sizes[4];
+        m->inner = pieces[4];
         m->piece = m->parts * m->inner;
-        m->gap = sizes[1] > 1 ? (channels - 1) * m->piece : 0;
+        m->gap = pieces[1] > 1 ? (channels - 1) * m->piece : 0;
     }
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
     if (!m->sums ? nothing : planes ? summed == 0 : cols == 0 && !per_row) return KF_SUCCESS;
