@@ -5,7 +5,7 @@ import pathlib
 import tomllib
 
 from kfgen import manifest, model
-from kfgen.render import ROOT, Renderer
+from kfgen.render import ROOT, Renderer, parts
 from kfgen.source import cut, find, kernel_names
 
 
@@ -86,7 +86,7 @@ def explain(selection, name, user=None):
     part("Templates", [t for t in read if t.startswith(directory) or t.count("/") == 1])
     ext = ".h" if cpu else ".cuh"
     own = f["header"].startswith("kf/user/")
-    part("Files", [f["header"] + ext, f"kf/user/{user}/activations{ext}" if own and not act.builtin else f"kf/ops/activations{ext}",
+    part("Files", [*parts(f["header"] + ext), f"kf/user/{user}/activations{ext}" if own and not act.builtin else f"kf/ops/activations{ext}",
                    f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them",
                    *([] if cpu else [f"kf/{f['launchers']}.cu has it with C linkage"])])
     return "\n".join(out).rstrip() + "\n"

@@ -105,6 +105,11 @@ class Launcher:
         return ", ".join([f"{a.ctype}{a.name}" for a in self.arguments] + ["cudaStream_t stream"])
 
     @property
+    def cuda_types(self):
+        """The same without names."""
+        return ", ".join([a.ctype.strip() for a in self.arguments] + ["cudaStream_t"])
+
+    @property
     def cpu_parameters(self):
         return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
 
@@ -564,6 +569,15 @@ class Kernel:
     @property
     def size_parameters(self):
         return ", ".join(f"int64_t {s}" for s in self.sizes)
+
+    @property
+    def kernel_template(self):
+        """templates/cuda/<it>.j2"""
+        return f"{self.family}_kernel" if self.family != "map" else "map_sum" if self.sums else "map_each"
+
+    @property
+    def size_types(self):
+        return ", ".join("int64_t" for _ in self.sizes)
 
     @property
     def shape(self):

@@ -35,6 +35,12 @@ def environment():
         keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
 
 
+def parts(path):
+    """The files that are the header `path` of a tree: an op's CUDA header has a part for each of nvcc's passes."""
+    stem, _, ext = path.rpartition(".")
+    return [path, *(f"{stem}.{part}.cuh" for part in PARTS)] if ext == "cuh" else [path]
+
+
 def write(path, text):
     """Writes only what changed, so that a build does not redo what is the same."""
     if path.exists() and path.read_text() == text:
@@ -46,6 +52,7 @@ def write(path, text):
     return True
 
 
+PARTS = ("device", "host")  # of an op's CUDA header, one for each of nvcc's passes
 LAUNCHER = ("KF_FN", "template <int kfi_act = ")  # how a line of one begins
 
 
@@ -148,10 +155,12 @@ class Renderer:
                 continue
             stem = names.stem(op.pattern)
             stems.append(stem)
-            for ext, backend in ((".cuh", "cuda"), (".h", "cpu")):
-                self.header(f"{prefix}/{stem}{ext}", f"{backend}/{kernels[0].family}{ext}.j2", op=op, kernels=kernels, stem=stem, extends=extends,
+            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", f"cpu/{kernels[0].family}.h.j2")):
+                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")
+            for part in PARTS:
+                self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=kernels, extends=extends, device=part == "device")
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
             self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],

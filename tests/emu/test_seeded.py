@@ -34,7 +34,7 @@ SEEDED = {
         "kf/core/vector.cuh", r"u \* step \+ e < left \?", "u * step + e <= left ?",
         ("kf_add_relu_f32", "kf_cast_f32_f16"), ("memory",)),
     "a whole vector behind the end": (
-        "kf/ops/add.cuh", r"\(unroll - 1\) \* step \+ vec <= left", "(unroll - 1) * step + vec <= left + vec",
+        "kf/ops/add.device.cuh", r"\(unroll - 1\) \* step \+ vec <= left", "(unroll - 1) * step + vec <= left + vec",
         ("kf_add_relu_f32", "kf_add_bwd_bf16"), ("memory",)),
     "the mask of another group": (
         "kf/core/map_device.cuh", r"\(kfi_u64\)index >> 3", "(kfi_u64)index >> 2",
@@ -43,7 +43,7 @@ SEEDED = {
         "kf/core/map_device.cuh", r"\(unsigned\)index & 7u", "(unsigned)(index + 1) & 7u",
         ("kf_dropout_f32", "kf_relu_dropout_state_f64"), ()),
     "the mask of a thread's first vector in all of them": (
-        "kf/ops/act_dropout.cuh", r"rng, first \+ u \* step\)", "rng, first)",
+        "kf/ops/act_dropout.device.cuh", r"rng, first \+ u \* step\)", "rng, first)",
         ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
     "the mask of a row's vector that reaches into the next words": (
         "kf/core/row.cuh", r"first \+ vec > 8", "first + vec > 9",
@@ -52,10 +52,10 @@ SEEDED = {
         "kf/core/row.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
         ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"), ()),
     "the mask of a row's first vector in all of them": (
-        "kf/ops/layer_norm_act_dropout.cuh", r"rng, start \+ off\)", "rng, start)",
+        "kf/ops/layer_norm_act_dropout.device.cuh", r"rng, start \+ off\)", "rng, start)",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "gradients swapped": (
-        "kf/ops/sub.cuh", r"(kfi_cast\(&da_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&db_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
+        "kf/ops/sub.device.cuh", r"(kfi_cast\(&da_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&db_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
         ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
     "sums of another column": (
         "kf/core/map_device.cuh", r"float total = buffer\[c\];", "float total = buffer[c ^ 1];",
@@ -85,22 +85,22 @@ SEEDED = {
         "kf/core/row.cuh", r"g\.share >> 20", "g.share >> 21",
         ("kf_layer_norm_bwd_f16",), ()),
     "all of a row held from its first vector": (
-        "kf/ops/layer_norm.cuh", r"(weight_h)\[kfi_early \? s : 0\]", r"\1[0]",
+        "kf/ops/layer_norm.device.cuh", r"(weight_h)\[kfi_early \? s : 0\]", r"\1[0]",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the second of what a pass reduces": (
         "kf/core/row.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
         ("kf_layer_norm_bwd_f32",), ()),
     "the vectors behind a row's end": (
-        "kf/ops/layer_norm.cuh", r"whole \? left > 0", "whole ? true",
+        "kf/ops/layer_norm.device.cuh", r"whole \? left > 0", "whole ? true",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "another plane's channel": (
-        "kf/ops/instance_norm.cuh", r"channel = row - batch \* ", "channel = batch % ",
+        "kf/ops/instance_norm.device.cuh", r"channel = row - batch \* ", "channel = batch % ",
         ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"), ()),
     "the last batch's part of a channel's gradient": (
         "kf/core/row.cuh", r"nothing \? 0 : leaves;", "nothing ? 0 : leaves - 1;",
         ("kf_instance_norm_bwd_f32",), ()),
     "another group's weights": (
-        "kf/ops/group_norm.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
+        "kf/ops/group_norm.device.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
         ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
     "pieces side by side": (
         "kf/core/row.cuh", r"\* g\.in\.gap : column", "* 0 : column",
@@ -112,25 +112,26 @@ SEEDED = {
         "kf/core/row.cuh", r"p->at \+= g\.in\.gap", "p->at += 0 * g.in.gap",
         ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
     "a channel's slice in the first one's place": (
-        "kf/ops/group_norm.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
+        "kf/ops/group_norm.device.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
         ("kf_group_norm_bwd_f32",), ()),
     "a team's lanes of one channel": (
         "kf/core/row.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
         ("kf_group_norm_bwd_f32",), ()),
     "another query's mask": (
-        "kf/ops/scale_bool_mask_softmax.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
+        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "another batch's queries": (
         "kf/core/row.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
         ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"), ()),
     "a mask on its way a row late": (
-        "kf/ops/scale_bool_mask_softmax.cuh", r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,", "kfi_shared_next = kfi_divide(kfi_turn,",
+        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,",
+        "kfi_shared_next = kfi_divide(kfi_turn,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "a query later than it is": (
-        "kf/ops/scale_causal_softmax.cuh", r"\(row - kfi_divide\(row,", "(1 + row - kfi_divide(row,",
+        "kf/ops/scale_causal_softmax.device.cuh", r"\(row - kfi_divide\(row,", "(1 + row - kfi_divide(row,",
         ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"), ()),
     "the row before on its way": (
-        "kf/ops/rms_norm.cuh", r"start \+ leap", "start",
+        "kf/ops/rms_norm.device.cuh", r"start \+ leap", "start",
         ("kf_rms_norm_bwd_f32",), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function

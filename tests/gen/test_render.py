@@ -10,7 +10,7 @@ import sys
 import pytest
 from kfgen import render, spec
 from kfgen.cli import main
-from kfgen.render import ROOT, TEMPLATES, Renderer, Selection
+from kfgen.render import ROOT, TEMPLATES, Renderer, Selection, parts
 
 GOLDEN = ROOT / "tests/golden"
 FILES = Renderer(Selection(spec.load())).render()
@@ -107,9 +107,18 @@ def test_banner_follows_the_text():
 
 
 def test_every_guard_is_its_files():
-    guards = [re.search(r"^#ifndef (\w+)", text, re.M)[1] for path, text in FILES.items() if not path.endswith(".cu")]
+    guarded = {path: text for path, text in FILES.items() if not path.endswith((".cu", ".device.cuh", ".host.cuh"))}
+    guards = [re.search(r"^#ifndef (\w+)", text, re.M)[1] for text in guarded.values()]
     assert len(set(guards)) == len(guards)
-    assert all(g == re.sub(r"[^A-Z0-9]", "_", p.upper()) for p, g in zip(FILES, guards))
+    assert all(g == re.sub(r"[^A-Z0-9]", "_", p.upper()) for p, g in zip(guarded, guards))
+
+
+def test_parts_are_included_by_their_header_alone():
+    of = {part: path for path in FILES for part in parts(path)[1:] if part in FILES}
+    assert set(of) == {p for p in FILES if p.endswith((".device.cuh", ".host.cuh"))} and len(of) > 50
+    for path, text in FILES.items():
+        for part in re.findall(r'#include "(kf/ops/\w+\.(?:device|host)\.cuh)"', text):
+            assert of[part] == path
 
 
 # One op and one dtype per template family, small enough to be read in a diff.
@@ -123,7 +132,7 @@ def test_golden(name):
     stem, act, dtype = GOLDENS[name]
     files = Renderer(Selection(spec.load(), [stem], [act], [dtype])).render()
     for ext in (".cuh", ".h"):
-        text = re.sub(r"\([0-9a-f]{12}\)", "(...)", files[f"kf/ops/{stem}{ext}"])
+        text = re.sub(r"\([0-9a-f]{12}\)", "(...)", "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}")))
         path = GOLDEN / f"{name}{ext}.golden"  # no header's ending: formatters leave it alone
         if os.environ.get("KF_UPDATE_GOLDEN") == "1":
             path.parent.mkdir(exist_ok=True)

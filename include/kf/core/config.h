@@ -84,6 +84,10 @@
 #if !defined(KFI_DEVICE_PASS) || defined(KF_EMULATE)
 #define KFI_HOST_PASS 1
 #endif
+/* nvcc's device pass has to compile what a program calls: of a launcher it needs nothing but which kernels that names. */
+#if defined(KFI_DEVICE_PASS) && !defined(KFI_HOST_PASS) && !defined(__CUDACC_RTC__)
+#define KFI_LAUNCHER_NAMES 1
+#endif
 /* What a launch is given for a kernel. */
 #ifdef KF_EMULATE
 #define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)

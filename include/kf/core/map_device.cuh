@@ -260,11 +260,9 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
 
-#if !defined(__CUDACC_RTC__) && !defined(KFI_HOST_PASS)
+#ifdef KFI_LAUNCHER_NAMES
 #include "kf/core/result.h"
-// The launchers have only to name their kernels in this pass.
 KF_FN kf_result_t kfi_named(const void *const *, const void *const * = nullptr) { return KF_SUCCESS; }
-KF_FN size_t kfi_map_workspace(kf_i64, kf_i64, kf_i64, bool, int, int, int, int) { return 0; }
 #endif
 
 #endif

@@ -289,8 +289,6 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     g->stage = needed ? 2 * m.passes : KFI_REDUCE_ALL;
     return kfi_reduce_launch(m, *g, whole, args, stream);
 }
-#elif !defined(__CUDACC_RTC__)
-KF_FN size_t kfi_reduce_workspace(kf_i64, kf_i64, kf_i64, int, bool, int, int, int) { return 0; }
 #endif
 
 #endif

@@ -846,10 +846,6 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)sums);
     return kfi_launch(&m.name, sum_kernels[0], sum_blocks, KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
 }
-#elif !defined(__CUDACC_RTC__)
-KF_FN size_t kfi_row_workspace(kf_i64, kf_i64, int, unsigned, int, int) { return 0; }
-KF_FN size_t kfi_plane_workspace(kf_i64, kf_i64, kf_i64, int, int) { return 0; }
-KF_FN size_t kfi_group_workspace(kf_i64, kf_i64, kf_i64, kf_i64, kf_i64, int, int, int) { return 0; }
 #endif
 
 #endif
