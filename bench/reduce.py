@@ -15,6 +15,7 @@ import subprocess
 
 import rows as shared
 import torch
+import torch.nn.functional as F
 
 kflib, DTYPES, DEVICE = shared.kflib, shared.DTYPES, shared.DEVICE
 TOTAL = 1 << 27  # elements in two bytes, half of them in four: 256 MiB
@@ -25,6 +26,9 @@ FORWARD = {
     "max": lambda x: x.amax(1), "min": lambda x: x.amin(1), "prod": lambda x: x.prod(1), "l2_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
     "logsumexp": lambda x: x.logsumexp(1), "var": lambda x: x.var(1), "std": lambda x: x.std(1),
     "any_nonfinite": lambda x: torch.logical_not(torch.isfinite(x)).any(1)}
+LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss, "bce_with_logits": F.binary_cross_entropy_with_logits, "kl_div": F.kl_div}
+FORWARD |= {f"{op}_{word}": lambda x, target, loss=loss, word=word: getattr(loss(x, target, reduction="none"), word)(1)
+            for op, loss in LOSSES.items() for word in ("mean", "sum")}
 CUB = r"""
 #include <cub/device/device_reduce.cuh>
 extern "C" size_t cub_sum(void *temporary, size_t bytes, const float *x, float *out, long long n, void *stream)
@@ -40,7 +44,7 @@ def arguments():
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--ops", nargs="*", default=list(FORWARD))
     p.add_argument("--dtypes", nargs="*", default=list(DTYPES))
-    p.add_argument("--compile", nargs="*", default=["sum", "logsumexp", "var"], help="ops for which torch.compile is timed, forward")
+    p.add_argument("--compile", nargs="*", default=["sum", "logsumexp", "var", "mse_mean"], help="ops for which torch.compile is timed, forward")
     p.add_argument("--flags", type=str.split, default=["-O3", "-arch=native"], help="the compiler's: --flags='-O3 -arch=native'")
     p.add_argument("--build-dir", type=pathlib.Path, default=shared.HERE.parent / "build-bench/reduce")
     return p.parse_args()
@@ -64,6 +68,11 @@ def cub(build_dir):
     return call
 
 
+def read(t):
+    """What a call of PyTorch's is given."""
+    return [t[n] for n in ("x", "target") if n in t]
+
+
 def tensors(f, sizes, dtype):
     """Random inputs, what the forward makes, and places for results."""
     outer, axis, inner = sizes
@@ -71,10 +80,12 @@ def tensors(f, sizes, dtype):
     if f["op"] == "prod":
         x = torch.exp(x.float() / axis**0.5).to(dtype)
     names, t = {a["name"]: a for a in f["arguments"]}, {"x": x}
+    if "target" in names:
+        t["target"] = torch.rand(sizes, device=DEVICE, dtype=dtype)
     if f["bwd"]:
         t["dout"] = torch.randn(outer, inner, device=DEVICE, dtype=dtype)
         if "out" in names:
-            t["out"] = FORWARD[f["op"]](x)
+            t["out"] = FORWARD[f["op"]](*read(t))
     for name, a in names.items():
         if a["role"] == "out":
             t[name] = torch.full(sizes if a["kind"] == "elem" else (outer, inner), float("nan"), device=DEVICE, dtype=dtype)
@@ -83,8 +94,8 @@ def tensors(f, sizes, dtype):
 
 def compare(f, t):
     """Ends the run if one of the first results is not float64's."""
-    piece = t["x"][:2, :, :8].double().requires_grad_()
-    want = FORWARD[f["op"]](piece)
+    piece, *more = (v[:2, :, :8].double() for v in read(t))
+    want = FORWARD[f["op"]](piece.requires_grad_(), *more)
     name = "out"
     if f["bwd"]:
         want, name = torch.autograd.grad(want, piece, t["dout"][:2, :8].double())[0], "dx"
@@ -116,8 +127,8 @@ def measure(lib, f, shape, cub_call, with_compile):
         calls["cub"] = cub_call(torch.randn(moved // 4, device=DEVICE))
     if with_compile:
         torch._dynamo.reset()
-        fn, x = torch.compile(FORWARD[f["op"]], dynamic=False), t["x"]
-        calls["compile"] = lambda: fn(x)
+        fn, given = torch.compile(FORWARD[f["op"]], dynamic=False), read(t)
+        calls["compile"] = lambda: fn(*given)
     us = shared.median_us(calls)
     return {"function": f["name"], "shape": label(shape), "sizes": sizes, "bytes": moved, "us": us, "percent_of_copy": 100 * us["copy"] / us["kf"],
             "gbps": moved / us["kf"] / 1e3, "speedup": {n: us[n] / us["kf"] for n in ("cub", "compile") if n in us}}

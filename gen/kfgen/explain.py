@@ -56,7 +56,8 @@ def code(kernel, act, cpu):
 def explain(selection, name, user=None):
     launcher, cpu = find(selection, name)
     k, act = launcher.kernel, launcher.act
-    entries = [("op", k.op.pattern, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
+    pattern = k.op.pattern.removesuffix(f"_{k.op.reduction}") if k.op.reduction else k.op.pattern
+    entries = [("op", pattern, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
     out = [f"{name}: {k.title}", ""]
 
     def part(title, lines):

@@ -158,6 +158,7 @@ class Op:
     saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
     updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
     layout: str = ""  # "channels", or as the operands' kinds have it
+    reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
@@ -396,6 +397,7 @@ def _load_op(spec, file, pattern, f, builtin):
     spec.ops[pattern] = op
     for word in reduced:
         _load_op(spec, file, f"{pattern}_{word}", Fields(file, f"op.{pattern}_{word}", _reduced(f, op, word)), builtin)
+        spec.ops[f"{pattern}_{word}"].reduction = word
 
 
 def _reduced_words(f, op):

@@ -16,7 +16,7 @@ from storage import EPS, MANTISSA, STORAGE, TINY, Failure, compare, draw, from_f
 from storage import ulp as ulp  # for tests
 
 GUARD = 64
-ARENA = 1 << 28  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
+ARENA = 1 << 29  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
 
 
 def philox(seed, offset, count):
