@@ -104,7 +104,7 @@ SMALL = {"row": 0, "channel": CHANNELS, "group": GROUPS * PARTS}  # kinds of wei
 UNASKED = ("dresidual",)  # equals dx: a caller has one tensor for both
 ONE_PASS = ("cross_entropy_with_grad",)  # value and gradient
 SCALARS = {"eps": EPS, "correction": 1.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "scale": SCALE, "p": P,
-           "seed": 7, "offset": 11, "momentum": 0.1}
+           "seed": 7, "offset": 11, "momentum": 0.1, "delta": 1.0}
 
 
 def parser(about, build="rows", shapes=()):
