@@ -314,6 +314,12 @@ BROKEN = {
     "row: another plane's channel": (
         "kf/ops/instance_norm.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
+    "row: a channel's next value in another one's place": (
+        "kf/ops/batch_norm_train.h", r"running_mean_out\[row\]",
+        "running_mean_out[row / 2]", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16",)),
+    "row: a channel's two batches side by side": (
+        "kf/core/row.h", r"pieces\[1\] > 1 \?",
+        "pieces[1] > 2 ?", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_relu_bwd_bf16",)),
     "row: another group's weights": (
         "kf/core/row.h", r"group \* m->parts \* size",
         "0 * group * size", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_relu_bwd_bf16",)),

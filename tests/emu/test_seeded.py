@@ -117,6 +117,12 @@ SEEDED = {
     "a team's lanes of one channel": (
         "kf/core/row.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
         ("kf_group_norm_bwd_f32",), ()),
+    "a running variance of one element more": (
+        "kf/ops/batch_norm_train.device.cuh", r"count - 1\.0f", "count - 0.0f",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bf16_f32"), ()),
+    "a channel's first element is the first channel's": (
+        "kf/core/row.cuh", r"\+ group \* \(kf_i64\)g\.in\.piece\.d", "+ 0 * group",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
     "another query's mask": (
         "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
