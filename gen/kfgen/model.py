@@ -147,7 +147,7 @@ class Argument:
 
 
 class Kernel:
-    family = "map"  # the schedule: templates/cuda/map.cuh.j2, templates/cpu/map.h.j2
+    family = "map"  # the schedule: templates/cuda/map_*.j2, templates/cpu/map.h.j2
     layout = ""  # how the rows of an op over rows lie (rows.SIZES)
     picked = ()  # operands of which nothing is read but a row's value in one column
 
