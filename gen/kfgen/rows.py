@@ -6,6 +6,7 @@ computed element by element; between passes, once a row, what is made of their r
 """
 
 import functools
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -209,6 +210,30 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()))
 
 
+class Sharing:
+    """The functions of a kernel's passes in C. What several activations have word for word is written once, under the name of the
+    kernel if the first activation has it, else of the first one that has."""
+
+    def __init__(self, kernel, extends):
+        self.kernel, self.extends, self.seen, self.name, self.passes = kernel, extends, {}, None, []
+
+    def tile(self, role, act, macro, *arguments):
+        """The text of a function that was not there yet, else "". `name` is then its name."""
+        text = macro("@", *arguments)
+        if (role, text) in self.seen:
+            self.name = self.seen[role, text]
+            return ""
+        first = not self.extends and not any(known == role for known, _ in self.seen)
+        self.name = self.seen[role, text] = f"kfi_{role}_{self.kernel}" + ("" if first else f"_{act.name}")
+        return text.replace("@", self.name)
+
+    def row(self, *arguments):
+        """The same of an activation's next pass over a row."""
+        text = self.tile(*arguments)
+        self.passes.append(self.name)
+        return text
+
+
 class RowKernel(Kernel):
     family = "row"
     pieces = False  # whether a row is not all in one place
@@ -224,6 +249,7 @@ class RowKernel(Kernel):
 
 
     def _build(self):
+        self._cpu = {}  # its passes in C, by activation
         op = self.op
         graph, env, outs = op_graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
@@ -545,6 +571,11 @@ class RowKernel(Kernel):
 
     def cpu(self, act):
         """The passes for one activation."""
+        if act.name not in self._cpu:
+            self._cpu[act.name] = self._cpu_program(act)
+        return self._cpu[act.name]
+
+    def _cpu_program(self, act):
         target = self.cpu_target(act)
         if self.dtype.size == 2:
             target = replace(target, stored=lambda x: f"kfi_cpu_load_{self.dtype.word}(kfi_cpu_cast_{self.dtype.compute}_{self.dtype.word}({x}))")
@@ -559,6 +590,87 @@ class RowKernel(Kernel):
         # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
         hold = "" if self.has_act else "kfi_held ? name_h[j] : {}"
         return self.program(graph, {s.name: r for s, r in zip(self.outputs, roots)}, target, env, keep=hold)
+
+    def sharing(self, extends):
+        """What finds the functions that activations have in common. extends: beside those of an installed header."""
+        return Sharing(self.name, extends)
+
+    @property
+    def frame_sources(self):
+        """Operands that passes read."""
+        return self.sources + self.picked
+
+    @property
+    def frame_values(self):
+        """Values of a row that the walk works out."""
+        found = [f"{s.name}_i" for s in self.values + self.picks] + (["query"] if self.reads_query else [])
+        return found + [name for name, _, _ in self.counts]
+
+    @property
+    def _frame_plans(self):
+        """Of all activations, whichever are selected: a user's activation has the frame that is installed."""
+        return [self.cpu(a) for a in self.op.activations if a.builtin or not self.op.builtin]
+
+    @functools.cached_property
+    def most_names(self):
+        return max(len(plan.names) for plan in self._frame_plans)
+
+    @property
+    def kept_names(self):
+        return list(dict.fromkeys(n for plan in self._frame_plans for n in plan.kept))
+
+    @staticmethod
+    def mentions(text, name):
+        return re.search(rf"\b{name}\b", text) is not None
+
+    def assigned(self, plan, index):
+        """The names that pass `index` sets, or the last one (None)."""
+        found = [] if index is None else [r.name for r in plan.passes[index].reductions] + [n for n, _ in plan.passes[index].after.values]
+        return ([n for n, _ in plan.before.values] if index == 0 or not plan.passes else []) + found
+
+    def strip_parameters(self, plan, act, names_, body):
+        """{name: declaration} of what the text of a function over a tile mentions. names_: of the row's computed values."""
+        T, acc = self.compute, self.dtype.acc.ctype
+        found = {"left": "const int left", "column": f"const {T} column", "keep": "const uint16_t *keep"}
+        found |= {s.name: f"const {s.ctype} *{s.name}" for s in self.sources}
+        found |= {f"{r.name}_a": f"{T} *{r.name}_a" for p in plan.passes for r in p.reductions}
+        found |= {s.name: f"{s.ctype} *{s.name}" for s in self.stores} | {s.name: f"{acc} *{s.name}" for s in self.sums + self.group_sums}
+        found |= {"kfi_held": "const int kfi_held"} | {f"{n}_h": f"{T} *{n}_h" for n in plan.kept}
+        values = [*self.frame_values, *names_, *(s for s, _ in self.cpu_scalars(act, plan))]
+        found |= {n: f"const {T} {n}" for n in values} | {"keep_from": "const uint32_t keep_from", "keep_scale": f"const {T} keep_scale"}
+        return {n: text for n, text in found.items() if self.mentions(body, n)}
+
+    def strip_arguments(self, parameters, which):
+        """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
+        tile = {"whole": self.cpu_tile, "last": lambda s: f"{s.name}_t", "either": self.cpu_strip}[which]
+        found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": f"({self.compute})i",
+                 "keep": "kfi_strip_words(words, row * cols + i)"}
+        to = "t" if which == "last" else "to"
+        found |= {s.name: tile(s) for s in self.sources} | {s.name: f"{s.name}_{to}" for s in self.stores + self.sums}
+        found |= {s.name: f"{s.name}_t" for s in self.group_sums}
+        found |= {n: f"{n[:-2]}_k + (kfi_held ? i : 0)" for n in parameters if n.endswith("_h")}
+        return ", ".join(found.get(n, n) for n in parameters)
+
+    def frame_locals(self, plan, act, names_, body, assigned):
+        """What the text of a function over a row mentions, taken from its frame."""
+        T, acc = self.compute, self.dtype.acc.ctype
+        found = {"m": "const kfi_cpu_map *m = kfi_f->m;", "cols": "const kf_i64 cols = kfi_f->m->cols;"}
+        found |= {n: f"const kf_i64 {n} = kfi_f->{n};" for n in ("row", "channel", "kfi_start", "kfi_shared")}
+        found |= {s.name: f"const {s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.frame_sources}
+        found |= {s.name: f"{s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.stores + self.results_of_rows}
+        found |= {f"{s.name}_t": f"{s.ctype} *{s.name}_t = kfi_f->{s.name}_t;" for s in self.sources + self.stores}
+        found |= {f"{s.name}_past": f"const int {s.name}_past = kfi_f->{s.name}_past;" for s in self.stores}
+        found |= {f"{s.name}_{x}": f"{acc} *{s.name}_{x} = kfi_f->{s.name}_{x};" for s in self.added for x in ("p", "t")
+                  if x == "t" or s not in self.group_sums}
+        found |= {f"{s.name}_n": f"kfi_channel *{s.name}_n = &kfi_f->{s.name}_n;" for s in self.sources + self.group_sums}
+        found |= {f"{s.name}_g": f"kfi_gathered *{s.name}_g = &kfi_f->{s.name}_g;" for s in self.loads}
+        found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {"words": "kfi_words *words = &kfi_f->words;"}
+        found |= {n: f"const {T} {n} = kfi_f->{n};" for n in [*self.frame_values, "keep_scale"]}
+        found |= {"keep_from": "const uint32_t keep_from = kfi_f->keep_from;"}
+        found |= {s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];" for s, i in self.cpu_scalars(act, plan)}
+        found |= {n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];" for i, n in enumerate(names_)}
+        assert len(names_) <= self.most_names, f"{self.name}: {act.name} computes {len(names_)} values of a row, the others {self.most_names}"
+        return [text for n, text in found.items() if n in assigned or self.mentions(body, n)]
 
     def cpu_reads(self, found):
         return set().union(found.reads, *(p.reads for p in found.passes), found.groups.reads if found.groups else ())
@@ -606,11 +718,19 @@ class RowKernel(Kernel):
         start = self.cpu_start(s)
         return f"{s.name} ? {s.name} + {start} : {s.name}_t" if s.absent is not None else f"{s.name} + {start}"
 
+    def cpu_strip(self, s):
+        """A tile of an operand, whole or what is left of a row."""
+        if self.pieces:
+            return self.cpu_piece(s, "left")
+        at = f"{s.name} + {self.cpu_start(s)}"
+        tile = f"left == KFI_STRIP ? {at} : (const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
+        return f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile
+
     def cpu_piece(self, s, count):
         """A tile of a row in pieces: where it lies, or a copy."""
         if s.kind == "group":
-            return f"(const {s.ctype} *)kfi_channel_tile(m, &{s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
-        return f"(const {s.ctype} *)kfi_piece_tile(m, &{s.name}_g, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
+            return f"(const {s.ctype} *)kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_g, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
 
     def cpu_start(self, s):
         """Its element in column i of a row."""
@@ -631,12 +751,6 @@ class RowKernel(Kernel):
         text = f"kfi_cpu_load_{s.dtype.word}({text})" if s.dtype.size == 2 else f"({self.compute}){text}"
         text = f"({s.name} ? {text} : {s.absent:g})" if s.absent is not None else text
         return f"{at} >= 0 && {at} < cols ? {text} : 0"
-
-    def cpu_sources(self, found):
-        """The operands that a program reads."""
-        seen = self.cpu_reads(found)
-        return self.of_pass(self.sources, seen) + [
-            s for s in self.loads + self.row_loads + self.picked if s.name not in seen and any(p.source is s for p in self.picks)]
 
     def cpu_value(self, s):
         """A row's value; a number in place of what is absent or not read."""

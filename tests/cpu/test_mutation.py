@@ -247,16 +247,16 @@ BROKEN = {
         "join(a[0], a[2])", ("kf_cpu_log_softmax_f32", "kf_cpu_softmax_bwd_f16", "kf_cpu_rms_norm_relu_f32",)),
     "row: accumulators go on from the row before": (
         "kf/ops/rms_norm.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
-        r"static float \1[KFI_STRIP];\2if (row == begin) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
+        r"static float \1[KFI_STRIP];\2if (row == 0) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
     "row: the second pass reads the first row": (
-        "kf/ops/softmax.h", r"(kfi_pass1_\w+\(KFI_STRIP,\s+\(float\)i,\s+)x \+ row \* cols",
-        r"\1x + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+        "kf/ops/softmax.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
+        r"\1x + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
         "kf/ops/softmax.h", r"kept0_k \+ \(kfi_held \? i : 0\)",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "streamed row: what is streamed goes to the first row": (
         "kf/ops/softmax.h", r"kfi_stream\(out \+ row \* cols",
-        "kfi_stream(out + begin * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+        "kfi_stream(out + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: results of whole tiles a row up": (
         "kf/ops/rms_norm.h", r": dx \+ row \* cols",
         ": dx + (row ? row - 1 : 0) * cols", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
@@ -274,16 +274,16 @@ BROKEN = {
         "weight_t[j] = 0.0f", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_bwd_f32",)),
     "row: an absent weight is zero in a tail": (
         "kf/ops/rms_norm.h", r"if \(weight\) \{ kfi_tail",
-        "if (!weight) { memset(weight_t, 0, sizeof weight_t); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
+        "if (!weight) { memset(weight_t, 0, KFI_STRIP * 4); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
     "row: both are absent or none": (
         "kf/ops/layer_norm.h", r"bias \? bias \+ i : bias_t",
         "weight && bias ? bias + i : bias_t", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bwd_f32",)),
     "row: partial sums are not cleared": (
-        "kf/ops/rms_norm.h", r"if \(dweight_p\) \{ memset",
-        "if (!dweight_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
+        "kf/ops/rms_norm.h", r"if \(kfi_f\.dweight_p\) \{ memset",
+        "if (!kfi_f.dweight_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
     "row: a tail's sums go on from the row before": (
         "kf/ops/layer_norm.h", r"memset\(dbias_t, 0",
-        "if (row == begin) memset(dbias_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
+        "if (row == 0) memset(dbias_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
     "row: a tail's sums are the last row's": (
         "kf/ops/rms_norm.h", r"dweight_p\[i \+ j\] \+=",
         "dweight_p[i + j] =", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64",)),
@@ -291,8 +291,8 @@ BROKEN = {
         "kf/ops/rms_norm.h", r"kfi_partial\(m, block, 0\)",
         "kfi_partial(m, 0, 0)", ("kf_cpu_rms_norm_bwd_f32",)),
     "row: a block's last row is left out": (
-        "kf/ops/log_softmax.h", r": m->rows, cols",
-        ": m->rows - 1, cols", ("kf_cpu_log_softmax_f32", "kf_cpu_log_softmax_bwd_bf16",)),
+        "kf/ops/log_softmax.h", r": m->rows;",
+        ": m->rows - 1;", ("kf_cpu_log_softmax_f32", "kf_cpu_log_softmax_bwd_bf16",)),
     "row: the last block is left out": (
         "kf/core/row.h", r"kfi_parallel\(m->blocks,",
         "kfi_parallel(m->blocks - (m->blocks > 1),", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
@@ -355,7 +355,7 @@ BROKEN = {
         "nothing ? 0 : outer - 1;", ("kf_cpu_instance_norm_bwd_f32",)),
     "row: a row's values once an op": (
         "kf/ops/rms_norm.h", r"\n +(row1 = )",
-        r"\nif (row == begin) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
+        r"\nif (row == 0) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
 }
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(

@@ -32,7 +32,7 @@ def test_loops_over_strips(header, include, tmp_path):
     used = {f["cpu_name"].removeprefix("kf_cpu_") for f in OPS[header]}
     loops, of = [], ""
     for i, line in enumerate(source):
-        if m := re.match(r"KFI_INLINE void kfi_(?:pass\d|last)_(\w+?)_none\(", line):
+        if m := re.match(r"KFI_INLINE void kfi_(?:strip\d?|terms)_(\w+?)\(", line):
             of = m[1]
         elif line == "}":
             of = ""

@@ -131,12 +131,16 @@ def shapes(f):
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
 
-def runs(f, long=False):
+def runs(f, long=False, share=1):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
-    ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
+    ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too. share: of the further shapes
+    one in so many, others from activation to activation."""
     lengthy = {"map": [], "row": rows_of(f, LONG + (WALKED if whole_table(f) else [])) if f["family"] == "row" else [], "reduce": REDUCED_LONG}
     found, more = [], lengthy[f["family"]] if long else []
+    turn = sum(map(ord, f["activation"]))
     for i, (sizes, shift) in enumerate(shapes(f) + more):
+        if i > 0 and (i + turn) % share:
+            continue
         one = (VALUES[0 if [sizes, shift] in SUMS.get(len(sizes), []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:
             found.append((sizes, values, shift))

@@ -43,8 +43,8 @@ def each_on_cpu(functions):
     return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f['cpu_name']}" for build, f in found])
 
 
-def numbers(lib, memory, f):
-    for sizes, values, shift in cases.runs(f, long=lib.backend == "cuda"):
+def numbers(lib, memory, f, share=1):
+    for sizes, values, shift in cases.runs(f, lib.backend == "cuda", share):
         checks.run(lib, memory, f, sizes, values, shift=shift)
     absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("nullable") and not a["unread"])
     for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are

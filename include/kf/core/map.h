@@ -45,9 +45,12 @@ typedef struct {
     int kind, operand, half, size;
 } kfi_slot;
 
+typedef void (*kfi_row_pass)(void *frame); /* a pass over one row (core/row.h) */
+
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
+    const kfi_row_pass *passes; /* of rows: up to a NULL */
     const kfi_slot *slots;
     int slot_count, sums, acc_size;
     kfi_tile_fn tile;
