@@ -79,8 +79,8 @@ def file_of(header):
 
 
 # With -G nvcc 13.0 says this of the same source in some of its runs and not in others (of a kernel of group_norm in one run of sixteen; in
-# all runs or in none where addresses are not randomised), so it is no word about the source. It comes with blank space of its own and as
-# often as there are such kernels.
+# all runs or in none where addresses are not randomised), so it is no word about the source. Wherever it
+# stands among blank space: as a line of its own it was once not found.
 OF_DEBUGGING = "warning: Function too large, generated debug information may not be accurate."
 
 

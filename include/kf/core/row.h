@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/row.h: the schedule of the row family on the CPU.
 
-   An op is a function over some rows. It goes over each row once a pass, in tiles of KFI_STRIP elements, whose loop the
-   compiler vectorises; what a pass reduces is kept in as many accumulators, which are then folded in a fixed order, so a row's
+   An op's walk goes over some rows, and over each of them once a pass: a function over a row, which finds what it needs in the
+   walk's frame and leaves there what the next pass needs. It takes tiles of KFI_STRIP elements, whose loop the compiler vectorises; what a pass reduces is kept in as many accumulators, which are then folded in a fixed order, so a row's
    bits depend on nothing but the row. What is left at a row's end is copied to a tile, of which so many elements count. How
    rows are shared out depends on the shape alone, so results do not depend on the number of threads. */
 #ifndef KF_CORE_ROW_H
