@@ -210,6 +210,12 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()))
 
 
+@functools.lru_cache(4096)
+def words(text):
+    """The names in a function's text, found once: dozens are asked for."""
+    return frozenset(re.findall(r"\w+", text))
+
+
 class Sharing:
     """The functions of a kernel's passes in C. What several activations have word for word is written once, under the name of the
     kernel if the first activation has it, else of the first one that has."""
@@ -621,7 +627,7 @@ class RowKernel(Kernel):
 
     @staticmethod
     def mentions(text, name):
-        return re.search(rf"\b{name}\b", text) is not None
+        return name in words(text)
 
     def assigned(self, plan, index):
         """The names that pass `index` sets, or the last one (None)."""
