@@ -7,7 +7,7 @@ programs that were compiled before, and asks for a new version.
 
 import re
 
-from kfgen.model import INT_DTYPES
+from kfgen.dtypes import INT_DTYPES
 from kfgen.paths import INCLUDE
 
 CORE = INCLUDE / "kf/core"

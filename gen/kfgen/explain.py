@@ -4,7 +4,8 @@
 import pathlib
 import tomllib
 
-from kfgen import manifest, model
+from kfgen import manifest
+from kfgen.activation import ActCode
 from kfgen.render import ROOT, Renderer, parts
 from kfgen.source import cut, find, kernel_names
 
@@ -44,7 +45,7 @@ def code(kernel, act, cpu):
         lines = [*kernel.cuda_rows[0], *(f"{n}_f[e] = {t};" for n, t in kernel.cuda_rows[1]), *kernel.cuda[0]]
         lines += [f"{part}{'_s[e] +=' if s.role == 'sum' else ' ='} {text};" for part, text, s in kernel.results]
     text = " ".join(lines)
-    for f in model.ActCode(act).functions(cpu):
+    for f in ActCode(act).functions(cpu):
         for bwd, body in ((False, f.fwd), (True, f.bwd)):
             word = f"kfi_cpu_act_{act.name}{'_bwd' if bwd else ''}_{f.flavour}(" if cpu else f"kfi_act{'_bwd' if bwd else ''}_{f.flavour}("
             if word in text:

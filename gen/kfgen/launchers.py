@@ -5,7 +5,7 @@ import hashlib
 from dataclasses import dataclass
 
 from kfgen import names
-from kfgen.model import DTYPE
+from kfgen.dtypes import DTYPE
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
 from kfgen import abi, names
-from kfgen.model import DTYPE, INT_DTYPES, bwd_reads_x
+from kfgen.activation import bwd_reads_x
+from kfgen.dtypes import DTYPE, INT_DTYPES
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
 

@@ -8,37 +8,12 @@ import functools
 from dataclasses import dataclass, field
 
 from kfgen import contract, names
+from kfgen.activation import bwd_reads_x
+from kfgen.dtypes import DTYPE, DTYPES, FLOAT_DTYPES, INT_DTYPES, Dtype
 from kfgen.emit import Target, counts, emit, reads
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, gradient, substitute
-from kfgen.spec import DTYPES, FLOAT_DTYPES, INT_DTYPES, SpecError, op_graph
+from kfgen.spec import SpecError, op_graph
 
-
-@dataclass(frozen=True)
-class Dtype:
-    word: str
-    ctype: str
-    size: int
-    compute: str  # f32, f64, i32, i64: what expressions are evaluated in
-    flavour: str  # of the math words: compute, or lp for 2-byte storage
-
-    @property
-    def device(self):
-        """The type in device code: NVRTC has no int64_t."""
-        return {"i32": "kf_i32", "i64": "kf_i64", "u8": "unsigned char"}.get(self.word, self.ctype)
-
-    @property
-    def compute_ctype(self):
-        return {"f32": "float", "f64": "double", "i32": "kf_i32", "i64": "kf_i64"}[self.compute]
-
-    @property
-    def acc(self):
-        return DTYPE["f64" if self.compute == "f64" else "f32"]
-
-
-DTYPE = {
-    "f32": Dtype("f32", "float", 4, "f32", "f32"), "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
-    "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"), "f64": Dtype("f64", "double", 8, "f64", "f64"),
-    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64"), "u8": Dtype("u8", "uint8_t", 1, "f32", "f32")}
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
@@ -657,17 +632,6 @@ class Kernel:
         return contract.lines(self)
 
 
-@functools.cache
-def _bwd_reads_x(act_id, expr, dexpr, scalars, build):
-    g = Graph()
-    env = {s: g.var(s) for s in scalars}
-    return "x" in g.variables([build(g, g.var("x"), g.var("dy"), env)])
-
-
-def bwd_reads_x(act):
-    return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
-
-
 FAMILIES = {"map": Kernel}  # and those that register themselves: rows.py
 
 
@@ -759,57 +723,6 @@ class Slot:
     @property
     def row(self):
         return f"{{{SLOT_KINDS[self.role]}, {self.operand}, {self.half}, {self.dtype.size}}}"
-
-
-@dataclass
-class ActFunction:
-    """One activation in one flavour: the value and the gradient as (lines, expression, variables read)."""
-
-    flavour: str
-    ctype: str
-    scalars_type: str
-    fwd: tuple
-    bwd: tuple | None
-    fwd_scalars: bool
-    bwd_scalars: bool
-
-
-class ActCode:
-    """One activation as functions: per flavour the expressions of value and gradient."""
-
-    def __init__(self, act):
-        self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
-        self.brief, self.reads_x = act.brief, bwd_reads_x(act)
-
-    @property
-    def flavours(self):
-        return ["f32", "lp", "f64"] + (["i32", "i64"] if self.act.ints else [])
-
-    @property
-    def public(self):
-        return self.name != "none"
-
-    def functions(self, cpu):
-        """cpu: a scalar is an argument of its own; CUDA: a field of s."""
-        scalar = None if cpu else (lambda name: f"s.v[{self.scalars.index(name)}]")
-        found = []
-        for f in self.flavours:
-            ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
-            fwd = self._code(f, cpu, scalar, False)
-            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, True)
-            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd,
-                                     bool(fwd[2] & set(self.scalars)), bool(bwd and bwd[2] & set(self.scalars))))
-        return found
-
-    def _code(self, flavour, cpu, scalar, bwd):
-        """(lines, expression, names used). scalar: how a scalar's name is spelled, its own name by default."""
-        graph = Graph()
-        env = {s: graph.var(s) for s in self.scalars}
-        x = graph.var("x")
-        root = self.act.build_bwd(graph, x, graph.var("dy"), env) if bwd else self.act.build(graph, x, env)
-        target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
-        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
-        return lines, text, graph.variables([root])
 
 
 import kfgen.reduce  # noqa: E402, F401 (these register their families, and need what stands above)

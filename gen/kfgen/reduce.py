@@ -7,7 +7,7 @@ Results are one per row, in the tensors' dtype. A thread has several rows side b
 import functools
 
 from kfgen import model, names
-from kfgen.model import bwd_reads_x
+from kfgen.activation import bwd_reads_x
 from kfgen.rows import RowKernel, inlined, program
 
 

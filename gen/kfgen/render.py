@@ -10,8 +10,9 @@ import re
 import jinja2
 
 from kfgen import launchers, model, names
+from kfgen.activation import ActCode
+from kfgen.dtypes import DTYPES
 from kfgen.paths import ROOT, TEMPLATES, version
-from kfgen.spec import DTYPES
 
 DIGEST = "-digest-here"  # stands in the banner until the text is there
 
@@ -143,7 +144,7 @@ class Renderer:
         s, user = self.selection, self.user
         prefix = names.folder(user)
         activations = f"{prefix}/activations"
-        codes = [model.ActCode(a) for a in s.activations if not (user and a.builtin)]
+        codes = [ActCode(a) for a in s.activations if not (user and a.builtin)]
         for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
             self.header(activations + ext, template, activations=codes, includes=["kf/ops/activations" + ext] if user else [])
         stems = []

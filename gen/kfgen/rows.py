@@ -11,9 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from kfgen import model
+from kfgen.activation import bwd_reads_x
+from kfgen.dtypes import DTYPE
 from kfgen.emit import Target, emit, reads
 from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
-from kfgen.model import CHEAP, DTYPE, Kernel, Stream, bwd_reads_x
+from kfgen.model import CHEAP, Kernel, Stream
 from kfgen.spec import SpecError, has_queries, op_gradients, op_graph, updated
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max

@@ -31,9 +31,6 @@ from kfgen.expr import (
 )
 from kfgen.paths import SPECS
 
-FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
-INT_DTYPES = ("i32", "i64")
-DTYPES = FLOAT_DTYPES + INT_DTYPES
 # Of each family, the kinds of its operands. row: one value per column; per_row: one per row; channel: one per channel of [outer,
 # channels, inner], where family "row" has a row for each plane; shared: [batch, queries, keys], where the others are [batch, heads,
 # queries, keys] and a row is a query's; group: one per channel of [outer, length, groups, channels, inner], where a row is a group's.

@@ -18,6 +18,7 @@ import toolkit
 from conftest import ROOT
 from kfgen import abi, launchers, spec
 from kfgen.cli import main
+from kfgen.dtypes import DTYPES
 from kfgen.render import Renderer, Selection
 
 NVCC = toolkit.nvcc()
@@ -72,7 +73,7 @@ def test_each_function_is_in_one_file(manifest):
     files = Renderer(Selection(spec.load())).render()
     declared = " ".join(files["kf/kf_launchers.h"].split())
     made = {pathlib.Path(p).stem: symbols(t) for p, t in files.items() if p.endswith(".cu")}
-    assert set(made) == {f"kf_launchers_{d}" for d in spec.DTYPES}
+    assert set(made) == {f"kf_launchers_{d}" for d in DTYPES}
     wanted = {stem: {f"{stem}_{what}" for what in ("abi_version", "error_string", "error_detail")} for stem in made}
     for f in manifest["functions"]:
         wanted[f["launchers"]] |= {f["name"]} | ({f["workspace"]} if f["workspace"] else set())
@@ -157,7 +158,7 @@ def test_make_install(tmp_path):
     """Makes what the pages speak of: the header and the files beside kf.cuh."""
     passes("make", "-C", ROOT, "install", f"PREFIX={tmp_path}", f"PYTHON={sys.executable}")
     made = {p.name for p in (tmp_path / "include/kf").glob("kf_launchers*")}
-    assert made == {"kf_launchers.h", *(f"kf_launchers_{d}.cu" for d in spec.DTYPES)}
+    assert made == {"kf_launchers.h", *(f"kf_launchers_{d}.cu" for d in DTYPES)}
 
 
 def compile_cuda(include, source, *extra):
@@ -425,7 +426,7 @@ def test_a_user_s_own_launchers(tmp_path):
 # ---- all of them
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", spec.DTYPES if cases.LEVEL > 2 else ["i32"])
+@pytest.mark.parametrize("dtype", DTYPES if cases.LEVEL > 2 else ["i32"])
 def test_every_launcher_compiles(dtype, include, manifest, tmp_path):
     """Of all dtypes at level 3: seven minutes."""
     source = include[1] / f"kf/kf_launchers_{dtype}.cu"

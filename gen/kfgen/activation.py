@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An activation as functions of both backends, and in place of its calls in an op's graph."""
+
+import functools
+from dataclasses import dataclass
+
+from kfgen.dtypes import INT_DTYPES
+from kfgen.emit import Target, emit
+from kfgen.expr import Graph
+
+
+@functools.cache
+def _bwd_reads_x(act_id, expr, dexpr, scalars, build):
+    g = Graph()
+    env = {s: g.var(s) for s in scalars}
+    return "x" in g.variables([build(g, g.var("x"), g.var("dy"), env)])
+
+
+def bwd_reads_x(act):
+    return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
+
+
+@dataclass
+class ActFunction:
+    """One activation in one flavour: the value and the gradient as (lines, expression, variables read)."""
+
+    flavour: str
+    ctype: str
+    scalars_type: str
+    fwd: tuple
+    bwd: tuple | None
+    fwd_scalars: bool
+    bwd_scalars: bool
+
+
+class ActCode:
+    """One activation as functions: per flavour the expressions of value and gradient."""
+
+    def __init__(self, act):
+        self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
+        self.brief, self.reads_x = act.brief, bwd_reads_x(act)
+
+    @property
+    def flavours(self):
+        return ["f32", "lp", "f64"] + (["i32", "i64"] if self.act.ints else [])
+
+    @property
+    def public(self):
+        return self.name != "none"
+
+    def functions(self, cpu):
+        """cpu: a scalar is an argument of its own; CUDA: a field of s."""
+        scalar = None if cpu else (lambda name: f"s.v[{self.scalars.index(name)}]")
+        found = []
+        for f in self.flavours:
+            ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
+            fwd = self._code(f, cpu, scalar, False)
+            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, True)
+            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd,
+                                     bool(fwd[2] & set(self.scalars)), bool(bwd and bwd[2] & set(self.scalars))))
+        return found
+
+    def _code(self, flavour, cpu, scalar, bwd):
+        """(lines, expression, names used). scalar: how a scalar's name is spelled, its own name by default."""
+        graph = Graph()
+        env = {s: graph.var(s) for s in self.scalars}
+        x = graph.var("x")
+        root = self.act.build_bwd(graph, x, graph.var("dy"), env) if bwd else self.act.build(graph, x, env)
+        target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
+        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
+        return lines, text, graph.variables([root])
