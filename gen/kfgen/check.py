@@ -8,7 +8,7 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import model, oracle, row_oracle, rows
+from kfgen import model, oracle, passes, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 from kfgen.spec import op_graph
@@ -278,7 +278,7 @@ def _row_op(op, act, failures):
 
     def results(bwd, env):
         kernel = model.FAMILIES[op.family](op, ("f64",), bwd)
-        graph, roots = rows.inlined(kernel.graph, kernel.roots, act)
+        graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
         return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp)))
 
     tapes, leaves = reference(inputs)

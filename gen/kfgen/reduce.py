@@ -8,7 +8,8 @@ import functools
 
 from kfgen import model, names
 from kfgen.activation import bwd_reads_x
-from kfgen.rows import RowKernel, inlined, program
+from kfgen.passes import inlined, program
+from kfgen.rows import RowKernel
 
 
 class ReduceKernel(RowKernel):

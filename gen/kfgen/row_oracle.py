@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import scipy.special as sp
 
-from kfgen import oracle, rows
+from kfgen import oracle, passes
 from kfgen.emit import evaluate
 from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
 from kfgen.spec import in_order, names_read
@@ -149,7 +149,7 @@ class Bound:
     others read is a variable to them, which has what was stored."""
 
     def __init__(self, kernel, act):
-        graph, roots = rows.inlined(kernel.graph, kernel.roots, act, rows.stored(kernel.graph))
+        graph, roots = passes.inlined(kernel.graph, kernel.roots, act, passes.stored(kernel.graph))
         self.graph, self.roots = oracle.expand(graph, roots)
         self.doubles = kernel.dtype.compute == "f64"
 

@@ -9,7 +9,7 @@ import cases
 import numpy as np
 import scipy.special as sp
 import storage
-from kfgen import row_oracle, rows
+from kfgen import passes, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, QUERY, query_names, row_names
 from kfgen.spec import op_graph
@@ -100,7 +100,7 @@ def _forward(pattern, dtypes, bwd, activation, files):
     kernel, act = storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
     graph, env, outs = op_graph(kernel.op)
     nodes = {**{n: env[n] for n in kernel.op.saved}, **outs}
-    graph, roots = rows.inlined(graph, list(nodes.values()), act)
+    graph, roots = passes.inlined(graph, list(nodes.values()), act)
     return graph, dict(zip(nodes, roots))
 
 
@@ -148,7 +148,7 @@ def check(call, got, weights=None):
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     eps, tiny, largest = storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2]
     env, bound = environment(call, call.data), _bound(*key(call))
-    stored = {n: columns(call, storage.to_float(got[n], kernel.dtype.word), "elem") for n in rows.stored(kernel.graph).values()}
+    stored = {n: columns(call, storage.to_float(got[n], kernel.dtype.word), "elem") for n in passes.stored(kernel.graph).values()}
     env |= stored
     found, beyond = bound.evaluate(env, cols, eps, tiny, largest / 4)
     finite = np.ones((count, 1), bool)
