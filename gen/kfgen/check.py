@@ -8,10 +8,9 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import model, oracle, passes, row_oracle
+from kfgen import families, model, oracle, passes, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
-from kfgen.spec import op_graph
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
@@ -191,7 +190,7 @@ def _edge_value(act, field, point, text, scalars):
 def _inlined(op, act):
     """The op's graph with the activation's own expressions: (graph, {output: node}, {operand value: gradient})."""
     if op.types == "pairs":
-        graph, _, outputs = op_graph(op)
+        graph, _, outputs = families.of(op).graph(op)
         return graph, outputs, {}
     graph, results = Graph(), []
     scalars = {s: graph.var(s) for s in act.scalars}

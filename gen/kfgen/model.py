@@ -7,12 +7,12 @@ Everything a template prints is an attribute here: a name, a type or a finished 
 import functools
 from dataclasses import dataclass, field
 
-from kfgen import contract, names
+from kfgen import contract, families, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, DTYPES, FLOAT_DTYPES, INT_DTYPES, Dtype
 from kfgen.emit import Target, counts, emit, reads
+from kfgen.entries import SpecError
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, gradient, substitute
-from kfgen.spec import SpecError, op_graph
 
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
@@ -159,7 +159,7 @@ class Kernel:
 
     def _build(self):
         op = self.op
-        graph, env, outs = op_graph(op)
+        graph, env, outs = families.of(op).graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
         self.operands = [Stream(o.name, o.kind, dtype_of[o.dtype], "in", o.values) for o in op.operands]
         out_dtype = DTYPE[self.dtypes[-1]]

@@ -170,7 +170,7 @@ class Renderer:
         return self.files
 
     def dependencies(self):
-        python = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+        python = sorted(pathlib.Path(__file__).parent.rglob("*.py"))
         return sorted({*self.env.loader.read, *self.selection.spec.files, *python, ROOT / "include/kf/core/version.h"})
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import scipy.special as sp
 
 from kfgen import oracle, passes
+from kfgen.derive import in_order, names_read
 from kfgen.emit import evaluate
 from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
-from kfgen.spec import in_order, names_read
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):

@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from kfgen import model
+from kfgen import families, model
 from kfgen.activation import bwd_reads_x
+from kfgen.derive import gradients, has_queries
 from kfgen.dtypes import DTYPE
 from kfgen.emit import Target
+from kfgen.entries import SpecError, updated
 from kfgen.expr import COLUMN, COUNT, ELEM, KEEP, KEEP_SCALE, PER_COUNT, QUERIES, QUERY, TRANSCENDENTAL, stages
 from kfgen.model import CHEAP, Kernel, Stream
 from kfgen.passes import copy, inlined, picks, program, stored
-from kfgen.spec import SpecError, has_queries, op_gradients, op_graph, updated
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 # How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's;
@@ -85,7 +86,7 @@ class RowKernel(Kernel):
     def _build(self):
         self._cpu = {}  # its passes in C, by activation
         op = self.op
-        graph, env, outs = op_graph(op)
+        graph, env, outs = families.of(op).graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
         asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
@@ -105,7 +106,7 @@ class RowKernel(Kernel):
             self.outputs += [result(updated(n), env[updated(n)], per_row, required=False, place_of=n) for n in op.updates]
             replaced = {}
         else:
-            grads = op_gradients(op, graph, env, outs)
+            grads = gradients(op, graph, env, outs)
             self.outputs = []
             for o, stream in zip(op.operands, self.operands):
                 if o.grad:

@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from kfgen import check, spec
+from kfgen import check, derive, spec
 from kfgen.cli import main
 from kfgen.render import Selection
 
@@ -156,8 +156,8 @@ def test_values_called_as_words_are(tmp_path, capsys):
     path.write_text(NAMED)
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
     loaded = spec.load([path])
-    assert spec.in_order(loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs) == ["y", "mean", "z"]
-    assert spec.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
+    assert derive.in_order(loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs) == ["y", "mean", "z"]
+    assert derive.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
 
 
 def test_points_are_seen():

@@ -9,6 +9,7 @@ import pytest
 from kfgen import names, spec
 from kfgen.cli import main
 from kfgen.expr import REDUCTIONS
+from kfgen.families import FAMILIES
 from kfgen.manifest import build
 from kfgen.render import ROOT, Renderer, Selection, parts
 
@@ -214,7 +215,7 @@ def test_reserved_words_are_complete(tmp_path, family, ext):
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
-    own |= {*spec.ROW_NAMES, *spec.FAMILY_NAMES[family]}
+    own |= {*FAMILIES[family].names}
     assert {w for w in found - own - IGNORED if spec.usable(w)} == set()
 
 

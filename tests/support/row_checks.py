@@ -9,10 +9,9 @@ import cases
 import numpy as np
 import scipy.special as sp
 import storage
-from kfgen import passes, row_oracle
+from kfgen import families, passes, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, QUERY, query_names, row_names
-from kfgen.spec import op_graph
 
 
 def extent(call):
@@ -98,7 +97,7 @@ def key(call):
 def _forward(pattern, dtypes, bwd, activation, files):
     """What the forward makes that the backward reads: (graph, {name: node})."""
     kernel, act = storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
-    graph, env, outs = op_graph(kernel.op)
+    graph, env, outs = families.of(kernel.op).graph(kernel.op)
     nodes = {**{n: env[n] for n in kernel.op.saved}, **outs}
     graph, roots = passes.inlined(graph, list(nodes.values()), act)
     return graph, dict(zip(nodes, roots))

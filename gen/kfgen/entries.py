@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a spec file says, as objects: entries, their fields read one by one, and the names that may be given."""
+
+import keyword
+import re
+from dataclasses import dataclass, field
+
+from kfgen.expr import OVER_ROWS, PRIMITIVES, Graph, gradient, parse, substitute
+
+USER_ID = 1024  # the first id of users' own activations
+MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
+PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g) and calls its own
+# temporaries (t0, row0, kept0).
+DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past)\Z|(t|row|kept)\d+\Z")
+# Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
+# here), the words of the languages that it and the expressions are written in, and the expressions' own words.
+RESERVED = {
+    "act", "act_bwd", "ahead", "args", "at", "axis", "batch",
+    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "groups", "half_first", "heads", "i",
+    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
+    "more", "n", "next", "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
+    "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
+    "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
+    "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
+    "words", "workspace", "workspace_bytes",
+    # C, C++ and CUDA; Python, in which expressions are parsed
+    "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "concept", "const", "consteval", "constexpr", "constinit",
+    "decltype", "default", "do", "double", "enum", "errno", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "int8_t",
+    "int16_t", "long", "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register",
+    "requires", "restrict", "short", "signed", "sizeof", "static", "stderr", "stdin", "stdout", "struct", "switch", "template", "this", "throw",
+    "true", "false", "typedef", "typeid", "typename", "typeof", "uint8_t", "uint16_t", "union", "unix", "linux", "unsigned", "using", "virtual",
+    "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
+} | set(keyword.kwlist) | (set(PRIMITIVES) - OVER_ROWS) | {"dropout"}
+
+UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
+
+
+def usable(name):
+    """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
+    return bool(NAME.match(name)) and not DERIVED.match(name) and name not in RESERVED
+
+
+class SpecError(Exception):
+    def __init__(self, file, entry, field_, problem, fix):
+        super().__init__(f"{file}: [{entry}] {field_}: {problem}\n  fix: {fix}")
+
+
+@dataclass
+class Activation:
+    name: str
+    id: int
+    brief: str
+    expr: str
+    dexpr: str | None
+    scalars: dict
+    ref: str
+    dref: str | None
+    edges: dict
+    dedges: dict
+    ulp: dict
+    ints: bool
+    rounding: str
+    budget: dict
+    source: str
+    since: str
+    file: str
+    builtin: bool
+
+    def build(self, graph, x, scalars):
+        return parse(graph, self.expr, {"x": x, **scalars})
+
+    def build_bwd(self, graph, x, dy, scalars):
+        """The gradient: dexpr where given, derived from expr otherwise."""
+        if self.dexpr:
+            return parse(graph, self.dexpr, {"x": x, "dy": dy, **scalars})
+        local = Graph()  # differentiated on its own, so that x may be any expression outside
+        names = {name: local.var(name) for name in ("x", "dy", *scalars)}
+        y = self.build(local, names["x"], {s: names[s] for s in scalars})
+        dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
+        return substitute(local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars})[0]
+
+
+@dataclass
+class Operand:
+    name: str
+    kind: str
+    # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "i64" whole numbers, such as labels, "u8" conditions, read
+    # as 0 or 1
+    dtype: str = "T"
+    grad: bool = True
+    parts: tuple = ()  # the names of the two halves of a "half" operand
+    positive: bool = False  # tests draw it from (0, inf)
+    absent: float | None = None  # the value of every element if the pointer is NULL; None: it may not be
+
+    @property
+    def values(self):
+        """The names under which expressions read it."""
+        return self.parts or (self.name,)
+
+
+@dataclass
+class Op:
+    pattern: str
+    brief: str
+    operands: list
+    outputs: dict  # name: expression
+    scalars: dict
+    refs: dict
+    ints: bool
+    without: tuple
+    types: str  # "one" or "pairs"
+    source: str
+    since: str
+    file: str
+    builtin: bool
+    family: str = "map"
+    saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
+    layout: str = ""  # "channels", or as the operands' kinds have it
+    reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
+    empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
+    grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
+    activations: list = field(default_factory=list)
+
+    @property
+    def dropout(self):
+        return any("dropout(" in text for text in self.outputs.values())
+
+    @property
+    def has_act(self):
+        return "{act}" in self.pattern
+
+    @property
+    def values_of_rows(self):
+        """{name of an output that is one per row: its expression}, beside those of `outputs`."""
+        return self.saved | {updated(name): text for name, text in self.updates.items()}
+
+
+def updated(name):
+    """The output that is an operand's next value."""
+    return f"{name}_out"
+
+
+@dataclass
+class Spec:
+    activations: dict
+    ops: dict
+    files: list
+
+
+class Fields:
+    """The fields of one entry: typed access, and a complaint about what nobody asked for."""
+
+    def __init__(self, file, entry, data):
+        self.file, self.entry, self.data, self.left = file, entry, data, set(data)
+
+    def error(self, field_, problem, fix):
+        return SpecError(self.file, self.entry, field_, problem, fix)
+
+    def get(self, name, types, default=None, required=False, what=""):
+        self.left.discard(name)
+        if name not in self.data:
+            if required:
+                raise self.error(name, "is missing", f"add {name} = {what}")
+            return default
+        value = self.data[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in (types if isinstance(types, tuple) else (types,))):
+            raise self.error(name, f"is {value!r}", f"write {name} = {what}")
+        return value
+
+    def line(self, name):
+        """Text that ends up in a comment."""
+        text = self.get(name, str, required=True, what='"the formula in words"')
+        if not text.strip() or "\n" in text or "*/" in text or text.endswith("\\"):
+            raise self.error(name, f"is {text!r}", "write one line of words")
+        return text
+
+    def oracle(self, name, text):
+        try:
+            return compile(" ".join(text.split()), name, "eval") and text
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+            raise self.error(name, f"is not a Python expression: {e}", "write it with np, sp (scipy.special) and expit") from None
+
+    def done(self):
+        if self.left:
+            raise self.error(sorted(self.left)[0], "is not a field of this entry", "remove it, or correct its spelling")
+
+
+def scalars(f, own=()):
+    table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
+    for name, value in table.items():
+        if not usable(name) or name in own:
+            raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise f.error("scalars", f"{name} is {value!r}", f"give {name} a number; tests use it")
+    if len(table) > MAX_SCALARS:
+        raise f.error("scalars", f"has {len(table)} entries", f"at most {MAX_SCALARS} are possible")
+    return {k: float(v) for k, v in table.items()}
+
+
+def is_number(text):
+    try:
+        float(text)
+        return True
+    except ValueError:
+        return False

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the generator asks of a family. What stands here is the answer of one that has nothing special."""
+
+from kfgen.entries import SpecError
+
+
+class Family:
+    name = ""
+    kinds = ()  # of its operands
+    names = ()  # what its generated code calls its own: refused to operands
+    fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
+
+    def dtypes(self, kind, grad):
+        """Of an operand, beside "T"."""
+        return ()
+
+    def absent(self, kind):
+        """Whether an operand may be NULL, and stand for a number."""
+        return False
+
+    def check_operands(self, f, operands):
+        """Complains of kinds that do not go together."""
+
+    def graph(self, op):
+        """(graph, {name: node} of what expressions read and of what is saved, {output: node})."""
+        raise NotImplementedError
+
+    def check(self, op, graph, env, outputs):
+        """Complains of expressions that it has no schedule for."""
+
+    def check_gradients(self, op):
+        """Complains of gradients that cannot be."""
+
+
+def wrong(op, field, problem, fix):
+    return SpecError(op.file, f"op.{op.pattern}", field, problem, fix)
+
+
+def one_broadcast(f, operands):
+    """A complaint about kinds that are broadcast in different ways."""
+    kinds = {o.kind for o in operands}
+    others = {"row", "half", "per_row", "shared"}
+    for kind, not_with in (("channel", others), ("group", others | {"channel"})):
+        if kind in kinds and kinds & not_with:
+            last = ' or "shared"' if kind == "channel" else ', "shared" or "channel"'
+            raise f.error("operands", f'mixes "{kind}" with "row", "half", "per_row"{last}', "an op has one kind of broadcast")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `row`: results of elements, or one per row, that need sums over their row, such as norms, softmax and losses."""
+
+from kfgen.derive import has_queries
+from kfgen.expr import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.families.family import one_broadcast, wrong
+from kfgen.families.over_rows import OverRows
+
+
+class Row(OverRows):
+    name = "row"
+    # row: one value per column; per_row: one per row; channel: one per channel of [outer, channels, inner], with a row for each plane;
+    # shared: [batch, queries, keys], where the others are [batch, heads, queries, keys] and a row is a query's; group: one per channel of
+    # [outer, length, groups, channels, inner], where a row is a group's. With layout = "channels" a row is a channel of [outer, channels,
+    # inner] over all of outer and inner, and per_row one per channel.
+    kinds = ("elem", "row", "per_row", "channel", "shared", "group")
+    fields = ("saved", "updates", "grads", "layout")
+    reads = (COLUMN, COUNT, QUERY, QUERIES)
+    own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "held", "inside", "kept", "leap", "limit", "loops",
+                 "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "start", "there", "walk", "way", "whole")
+
+    def dtypes(self, kind, grad):
+        found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))
+        return found + ({"per_row": ("i64",), "shared": ("u8",)}.get(kind, ()) if not grad else ())
+
+    def absent(self, kind):
+        return kind != "elem"
+
+    def check_operands(self, f, operands):
+        one_broadcast(f, operands)
+        for o in operands:
+            if o.kind == "shared" and o.grad:
+                raise f.error("operands", f"{o.name} is shared by heads and has a gradient", "add grad = false to it")
+
+    def check(self, op, graph, env, outputs):
+        odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
+        queried = has_queries(op, graph, env, outputs)
+        if odd and queried:
+            raise wrong(op, "operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
+        if op.layout and queried:
+            raise wrong(op, "layout", f"is {op.layout!r} of an op over queries and keys", "leave one of the two out")
+        super().check(op, graph, env, outputs)
+
+    def check_rows(self, op, picks):
+        word = "pick" if picks else "dropout"
+        odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
+        if odd and odd.kind == "group" and (picks or op.dropout):
+            fix = "a row of groups is in pieces: write a second op for it"
+            raise wrong(op, "operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", fix)
+        if op.layout and (picks or op.dropout):
+            raise wrong(op, "layout", f"is {op.layout!r} of an op that calls {word}()", "a row of channels is in pieces: write a second op for it")
