@@ -8,7 +8,7 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import families, model, oracle, passes, row_oracle
+from kfgen import families, oracle, passes, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 
@@ -187,6 +187,11 @@ def _edge_value(act, field, point, text, scalars):
 
 # ---- ops ---------------------------------------------------------------------------------------------------------
 
+def direction(op, bwd):
+    family = families.of(op)
+    return (family.backward if bwd else family.forward)(op, ("f64",))
+
+
 def _inlined(op, act):
     """The op's graph with the activation's own expressions: (graph, {output: node}, {operand value: gradient})."""
     if op.types == "pairs":
@@ -195,7 +200,7 @@ def _inlined(op, act):
     graph, results = Graph(), []
     scalars = {s: graph.var(s) for s in act.scalars}
     for bwd in (False, True):
-        k = model.Kernel(op, ("f64",), bwd)
+        k = direction(op, bwd)
         roots = substitute(k.graph, graph, k.roots, {}, act=(
             lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
         results.append(dict(zip((p for s in k.outputs for p in s.parts), roots)))
@@ -276,7 +281,7 @@ def _row_op(op, act, failures):
             raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
 
     def results(bwd, env):
-        kernel = model.FAMILIES[op.family](op, ("f64",), bwd)
+        kernel = direction(op, bwd)
         graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
         return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp)))
 

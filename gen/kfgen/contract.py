@@ -19,8 +19,7 @@ def formulas(k):
         return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
-    over = "outer, length and inner" if "group" in k.kinds else "rows" if not k.has_channel else "outer" if k.family == "row" else "outer and inner"
-    return lines + [f"{part} = " + (f"sum over {over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
+    return lines + [f"{part} = " + (f"sum over {k.summed_over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
 
 
 def one_line(text):
@@ -112,7 +111,7 @@ def arithmetic(k):
         return f"At most one rounding, straight from {k.dtypes[0]}."
     if k.dtype.compute in ("i32", "i64"):
         return "Integer arithmetic, which wraps."
-    text = f"Computed in {LONG[k.dtype.compute]}" + (", in an order that follows from axis and inner" if k.family == "reduce" and k.scratch else "")
+    text = f"Computed in {LONG[k.dtype.compute]}{k.order_note}"
     text += "." if stored == [k.dtype.compute] else f", each result rounded once, to {' or '.join(stored)}."
     if k.added:
         acc = k.dtype.acc.word
@@ -142,13 +141,13 @@ def cost(k):
 
 def errors(k):
     found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
-    if k.op.empty == "error" and not k.bwd:
+    if k.refuses:
         found[1] += " (an axis of 0 too)"
     return f"Errors: {', '.join(found)}; CUDA also a launch's own."
 
 
 def workspace(k):
-    text = "workspace: kf_[cpu_]{}({}), aligned to 16" + ("; 0 bytes for a short axis" if k.family == "reduce" else "")
+    text = "workspace: kf_[cpu_]{}({}), aligned to 16" + k.workspace_note
     whole = text.format(k.workspace.removeprefix("kf_"), ", ".join(k.sizes))
     return whole if len(whole) <= WIDTH + 3 else text.format(k.workspace.removeprefix("kf_"), "sizes")
 

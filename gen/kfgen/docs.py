@@ -30,7 +30,7 @@ def direction(kernels):
         "formulas": contract.formulas(k), "tensors": tensors, "flops": k.flops, "has_act": k.has_act,
         "gathers": contract.gathers(k), "bytes": [(o.words, [contract.moved_bytes(o, a) for a in (o.acts[0], o.acts[-1])]) for o in kernels],
         "arithmetic": [(", ".join(words), text) for text, words in per_dtype.items()], "errors": contract.errors(k),
-        "workspace": k.workspace if k.scratch else "", "sizes": k.sizes, "launcher": k.launchers[0], "vec": k.vec}
+        "workspace": k.workspace if k.scratch else "", "sizes": k.sizes, "launcher": k.launchers[0], "vec": k.cuda.vec}
 
 
 def op_entry(op, kernels):

@@ -36,14 +36,7 @@ def shown(path):
 
 def code(kernel, act, cpu):
     """The lines that one element costs, as they stand in the generated code, and the activation's function."""
-    if kernel.family != "map":
-        lines = (kernel.cpu(act) if cpu else kernel.cuda).listing()
-    elif cpu:
-        tile = kernel.cpu(act)
-        lines = [*kernel.cpu_rows[0], *(f"{n}_j = {t};" for n, t in kernel.cpu_rows[1]), *tile.lines, *(f"{s.store(t)};" for s, t in tile.results)]
-    else:
-        lines = [*kernel.cuda_rows[0], *(f"{n}_f[e] = {t};" for n, t in kernel.cuda_rows[1]), *kernel.cuda[0]]
-        lines += [f"{part}{'_s[e] +=' if s.role == 'sum' else ' ='} {text};" for part, text, s in kernel.results]
+    lines = kernel.c.listing(act) if cpu else kernel.cuda.listing()
     text = " ".join(lines)
     for f in ActCode(act).functions(cpu):
         for bwd, body in ((False, f.fwd), (True, f.bwd)):

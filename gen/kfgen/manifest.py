@@ -29,7 +29,7 @@ def function(launcher, user=None):
     defaults = k.op.scalars | act.scalars
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     return {
-        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family, "activation": act.name,
+        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family.name, "activation": act.name,
         "layout": k.layout, "header": f"{folder}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},

@@ -119,6 +119,13 @@ def inlined(graph, roots, act, replaced=()):
     return copy(graph, roots, dict(replaced), act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
 
 
+def reduced(graph, roots):
+    """The words of each pass's reductions, in the order of the program."""
+    stage = stages(graph, roots)
+    reach = graph.reachable(roots)
+    return [[WORDS[graph.nodes[i].op] for i in reach if stage.get(i) == d] for d in range(max(stage.values(), default=-1) + 1)]
+
+
 def costly(graph, i):
     node = graph.nodes[i]
     return node.op in COSTLY or (node.op == "where" and graph.nodes[node.args[0]].value == KEEP)

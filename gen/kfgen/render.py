@@ -9,7 +9,7 @@ import re
 
 import jinja2
 
-from kfgen import launchers, model, names
+from kfgen import expand, launchers, names
 from kfgen.activation import ActCode
 from kfgen.dtypes import DTYPES
 from kfgen.paths import ROOT, TEMPLATES, version
@@ -102,7 +102,7 @@ class Selection:
         """The op's kernels, their activations cut to the selection."""
         if op.pattern not in self._kernels:
             found = []
-            for k in model.kernels(op, self.dtypes):
+            for k in expand.kernels(op, self.dtypes):
                 k.acts = [a for a in k.acts if a in self.activations]
                 if k.acts:
                     found.append(k)
@@ -156,7 +156,7 @@ class Renderer:
                 continue
             stem = names.stem(op.pattern)
             stems.append(stem)
-            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", f"cpu/{kernels[0].family}.h.j2")):
+            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", f"cpu/{kernels[0].family.name}.h.j2")):
                 self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")

@@ -6,6 +6,7 @@ import re
 
 from kfgen import names
 from kfgen.render import ROOT, Renderer, Selection, with_acts
+from kfgen.schedule import NONE
 
 INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
 DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
@@ -74,9 +75,7 @@ def inline(path, files, inlined=lambda header: True):
 def kernel_names(launcher):
     """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from."""
     values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
-    found = [re.search(r"(kfk_\w+)<(.*)>", text) for text in launcher.kernel.instances]
-    texts = [f"{m[1]}<{', '.join(values.get(p, p) for p in m[2].split(', '))}>" for m in found if m]
-    return list(dict.fromkeys(texts))
+    return list(dict.fromkeys(i.name(values) for i in launcher.kernel.cuda.instances if i != NONE))
 
 
 def source(selection, name):

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kfgen import manifest, model, spec
+from kfgen import expand, manifest, spec
 from kfgen.render import Selection
 
 from examples import examples
@@ -106,9 +106,9 @@ def check(text, path):
     manifest.clashes(Selection(loaded))
     for op in loaded.ops.values():
         if not op.builtin:
-            for k in model.kernels(op, ("f32", "bf16", "i32")):
-                assert k.cuda and (k.family == "row" or k.cuda_rows is not None)
-                assert all(k.cpu(a) for a in k.acts if a.name in ("none", "relu", "twice"))
+            for k in expand.kernels(op, ("f32", "bf16", "i32")):
+                assert k.cuda.listing()
+                assert all(k.c.listing(a) for a in k.acts if a.name in ("none", "relu", "twice"))
                 assert manifest.function(k.launchers[0])["name"]
     return True
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import scipy.special as sp
-from kfgen import model, row_oracle, spec
+from kfgen import expand, row_oracle, spec
 from kfgen.emit import evaluate
 from kfgen.expr import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_names, stages
 
@@ -164,7 +164,7 @@ def test_levels():
 def test_a_sum_may_leave_the_range_on_its_way():
     """The reference says nothing of a row whose sum some order would take beyond float32, however small the sum is in the end."""
     loaded = spec.load()
-    kernel = next(k for k in model.kernels(loaded.ops["mean"]) if k.dtypes == ("f32",) and not k.bwd)
+    kernel = next(k for k in expand.kernels(loaded.ops["mean"]) if k.dtypes == ("f32",) and not k.bwd)
     bound = row_oracle.Bound(kernel, loaded.activations["none"])
     x = np.array([[2e38, 2e38, -2e38, -2e38], [2e36, 2e36, -2e36, -2e36]])
     _, beyond = bound.evaluate({"x": x}, 4, 2.0**-24, 0.0, 3.4e38)

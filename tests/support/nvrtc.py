@@ -3,7 +3,6 @@
 
 import ctypes
 import functools
-import re
 import time
 
 import cases
@@ -23,9 +22,9 @@ def kernels_of(kernel):
     found = []
     for launcher in kernel.launchers:
         names_ = source.kernel_names(launcher)
-        found += names_ if cases.whole_table({"family": kernel.family, "activation": launcher.act.name}) else names_[:1]
+        found += names_ if cases.whole_table({"family": kernel.family.name, "activation": launcher.act.name}) else names_[:1]
     if kernel.sums:
-        found += re.findall(r"kfk_\w+<[^>]*>", kernel.sum_kernels)
+        found += [i.name() for i in kernel.cuda.sum_kernels]
     return list(dict.fromkeys(found))
 
 

@@ -4,7 +4,7 @@
 import functools
 
 import numpy as np
-from kfgen import model
+from kfgen import expand
 from kfgen.spec import load
 
 EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
@@ -75,7 +75,7 @@ def spec(files=()):
 
 @functools.cache
 def kernel_of(pattern, dtypes, bwd, files=()):
-    return next(k for k in model.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd)
+    return next(k for k in expand.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd)
 
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 6.0, -0.751953125, 20.0, -20.0, -88.0, -91.0, 5e-39, -1e-40,

@@ -6,6 +6,7 @@ from kfgen.entries import SpecError
 
 class Family:
     name = ""
+    kernel = None  # the class of its kernels
     kinds = ()  # of its operands
     names = ()  # what its generated code calls its own: refused to operands
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
@@ -30,6 +31,12 @@ class Family:
 
     def check_gradients(self, op):
         """Complains of gradients that cannot be."""
+
+    def forward(self, op, dtypes):
+        return self.kernel(self, op, dtypes, False)
+
+    def backward(self, op, dtypes):
+        return self.kernel(self, op, dtypes, True)
 
 
 def wrong(op, field, problem, fix):

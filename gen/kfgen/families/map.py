@@ -1,11 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `map`: results that are made of the elements beside them, row or channel operands broadcast, their gradients summed."""
 
+import functools
+
 from kfgen import derive
+from kfgen.dtypes import DTYPE
+from kfgen.expr import KEEP, Graph, gradient, substitute
 from kfgen.families.family import Family, one_broadcast
+from kfgen.families.map_c import MapC
+from kfgen.families.map_cuda import MapCuda
+from kfgen.kernel import Kernel, Tensor
+
+
+class MapKernel(Kernel):
+    @functools.cached_property
+    def cuda(self):
+        return MapCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return MapC(self)
+
+    @property
+    def has_half(self):
+        return "half" in self.kinds
+
+    @property
+    def grid(self):
+        """Whether elements lie in rows or planes, since some operand does not have one each."""
+        return self.has_channel or self.has_half or "row" in self.kinds
+
+    @property
+    def sizes(self):
+        return ["outer", "channels", "inner"] if self.has_channel else ["rows", "cols"] if self.grid else ["n"]
+
+    def _build(self):
+        op = self.op
+        graph, env, outs = self.family.graph(op)
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", o.values) for o in op.operands]
+        out_dtype = DTYPE[self.dtypes[-1]]
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [Tensor(name, "elem", out_dtype, "out", (name,), exprs=[node]) for name, node in outs.items()]
+        else:
+            douts = {name: graph.var(f"d{name}") for name in outs}
+            wanted = [o for o in op.operands if o.grad]
+            grads = gradient(graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values])
+            self.outputs = []
+            for o in wanted:
+                stream = next(s for s in self.operands if s.name == o.name)
+                exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
+                twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
+                self.outputs.append(Tensor(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out",
+                                           tuple(f"d{v}" for v in o.values), same_as=twin, exprs=exprs, required=False))
+            seeds = [Tensor(f"d{name}", "elem", out_dtype, "in", (f"d{name}",)) for name in outs]
+            self.inputs = self.operands + seeds
+        self.graph = graph
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = graph.variables(self.roots)
+        plain = Graph()
+        linear = substitute(graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
+        read_anyway = plain.variables(linear) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if read_anyway & set(s.parts) else "act" if read & set(s.parts) else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars]
+        self.keeps = KEEP in read
+
+    @functools.cached_property
+    def rows(self):
+        """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
+        and scalars alone, which is computed once per row value instead of once per element."""
+        row_names = {p for s in self.row_loads for p in s.parts}
+        scalars = set(self.scalars)
+        row_only = {}
+        for i in self.graph.reachable(self.roots):
+            node = self.graph.nodes[i]
+            if node.op == "var":
+                row_only[i] = node.value in row_names
+            else:
+                used = [a for a in node.args if self.graph.nodes[a].op != "const" and self.graph.nodes[a].value not in scalars]
+                row_only[i] = bool(used) and all(row_only[a] for a in used) and node.op not in ("act", "act_bwd")
+        frontier = []
+        for i in self.graph.reachable(self.roots):
+            if not row_only.get(i):
+                frontier += [a for a in self.graph.nodes[i].args if row_only.get(a) and a not in frontier]
+        frontier += [r for r in self.roots if row_only.get(r) and r not in frontier]
+        found = []
+        for i in sorted(frontier):
+            node = self.graph.nodes[i]
+            found.append((node.value if node.op == "var" else f"row{len(found)}", i))
+        return found
 
 
 class Map(Family):
+    kernel = MapKernel
     name = "map"
     # row: one value per column; channel: one per channel of [outer, channels, inner]; half: [rows, 2 * cols], two names
     kinds = ("elem", "row", "channel", "half")

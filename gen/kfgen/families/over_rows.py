@@ -1,11 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
 """What families over rows have in common: expressions that reduce over a row, and what may be said of them."""
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from kfgen import derive
-from kfgen.expr import ELEM, ROW, ROW_NAMES, UNIFORM, ExprError, stages
+from kfgen.dtypes import DTYPE
+from kfgen.entries import SpecError, updated
+from kfgen.expr import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM, ExprError, stages
 from kfgen.families.family import Family, wrong
+from kfgen.kernel import Kernel, Tensor
+from kfgen.passes import copy, picks, program, stored
+
+PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
+# How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's;
+# one of groups is a group's, in `length` pieces of channels * inner elements; one of channels a channel's of all batches, in `outer` pieces.
+SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"],
+         "groups": ["outer", "length", "groups", "channels", "inner"], "channels": ["outer", "channels", "inner"]}
+EACH = dict(zip(SIZES, PER_ROW))  # the kind of what is one per row
+LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
+SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
+MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
+
+
+@dataclass
+class Pick:
+    """A row's value in the column that an operand names."""
+
+    source: Tensor
+    column: Tensor
+
+    @property
+    def name(self):
+        return f"{self.source.name}_at_{self.column.name}"
+
+
+class RowsKernel(Kernel):
+    def _build(self):
+        op = self.op
+        graph, env, outs = self.family.graph(op)
+        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
+        saved = {name: env[name] for name in op.saved}
+        asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
+        self.layout = next(iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows")
+        per_row = EACH[self.layout]
+        self.operands = [Tensor(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
+                         for o in op.operands]
+
+        def result(name, node, kind="", dtype=None, **more):
+            kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
+            return Tensor(name, kind, dtype or (self.dtype if kind == "elem" else self.dtype.acc), "out", (name,), exprs=[node], **more)
+
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [result(n, node) for n, node in outs.items()]
+            self.outputs += [result(n, node, per_row, required=False) for n, node in saved.items()]
+            self.outputs += [result(updated(n), env[updated(n)], per_row, required=False, place_of=n) for n in op.updates]
+            replaced = {}
+        else:
+            grads = derive.gradients(op, graph, env, outs)
+            self.outputs = []
+            for o, stream in zip(op.operands, self.operands):
+                if o.grad:
+                    node = grads[o.name] if grads[o.name] is not None else graph.const(0)
+                    twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == stream.kind), "")
+                    self.outputs.append(Tensor(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in SUMMED else "out",
+                                               (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
+            replaced = {node: name for name, node in saved.items()} | stored(graph)
+        self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
+        for s, root in zip(self.outputs, self.roots):
+            s.exprs = [root]
+        read = self.graph.variables(self.roots)
+        if self.bwd:
+            again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
+            kept = [Tensor(n, per_row, self.dtype.acc, "in", (n,)) for n in saved]
+            seeds = [replace(result(f"d{n}", node), role="in", exprs=[]) for n, node in outs.items()]
+            self.inputs = self.operands + again + kept + seeds
+        linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
+        anyway = linear.variables(roots) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars if s in read or not self.bwd]
+        self.keeps = KEEP in read
+        named = {s.name: s for s in self.inputs}
+        picked = picks(self.graph, self.roots)
+        self.picks = [Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args)) for i in picked]
+        self.along = {graph.nodes[i].value for graph, roots in [copy(self.graph, self.roots, picked)] for i in graph.reachable(roots)}
+
+    def _sort(self):
+        self.loads = [s for s in self.inputs if s.kind in ("elem", "shared") and s.name in self.along]
+        self.shared = [s for s in self.loads if s.kind == "shared"]
+        self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
+        self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
+        self.pieces = self.layout in ("groups", "channels")
+        self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
+        self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
+        # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
+        self.plane_sums = [s for s in self.sums if s.kind == "channel"]
+        # One that is added up within a row, over a channel's elements: a value of each channel and slice of it, and the second stage.
+        self.group_sums = [s for s in self.sums if s.kind == "group"]
+        self.sums = [s for s in self.sums if s.kind == "row"]
+        self.stores = [s for s in self.outputs if s.kind == "elem"]
+        self.results_of_rows = [s for s in self.outputs if s.kind in PER_ROW]
+        self.reductions = stages(self.graph, self.roots)
+        self.gathers = not self.reductions and not self.loads + self.row_loads + self.stores  # nothing goes along a row: a thread has it
+        self._refuse()
+        for count in Counter(self.reductions.values()).values():
+            if count > MAX_REDUCTIONS:
+                problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
+                fix = f"at most {MAX_REDUCTIONS} are possible: make two ops of it"
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, fix)
+
+    def _refuse(self):
+        """Complains of what there is no schedule for."""
+
+    @property
+    def sizes(self):
+        return SIZES[self.layout]
+
+    @property
+    def layout_code(self):
+        """KFI_LAYOUT_… of core/check.h."""
+        return list(SIZES).index(self.layout)
+
+    @property
+    def added(self):
+        return self.sums + self.plane_sums + self.group_sums
+
+    @property
+    def sources(self):
+        """Inputs that have a value for each element of a row."""
+        return self.loads + self.row_loads + self.group_loads
+
+    def of_pass(self, streams, names):
+        return [s for s in streams if s.name in names]
+
+    @property
+    def counts(self):
+        """What the expressions read of a call's sizes: [(name, what comes before the size as a T, the size)]."""
+        read = self.graph.variables(self.roots)
+        return [(name, form, of) for name, form, of in ((COUNT, "", "cols"), (PER_COUNT, "1 / ", "cols"), (QUERIES, "", "queries")) if name in read]
+
+    @property
+    def reads_query(self):
+        return QUERY in self.graph.variables(self.roots)
+
+    def index(self, stream):
+        return self.streams.index(stream)
+
+    @property
+    def compute(self):
+        return self.dtype.compute_ctype
+
+    def program(self, graph, roots, target, env, *more, **options):
+        """What is added up over a channel's elements of a row is a program of its own."""
+        apart = {s.name: roots.pop(s.name) for s in self.group_sums}
+        found = program(graph, roots, target, env, *more, **options)
+        found.groups = program(graph, apart, target, env) if apart else None
+        return found
 
 
 class OverRows(Family):

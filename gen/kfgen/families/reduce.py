@@ -1,12 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype."""
 
+import functools
+
+from kfgen import names
 from kfgen.expr import COUNT, ELEM
 from kfgen.families.family import wrong
-from kfgen.families.over_rows import OverRows
+from kfgen.families.over_rows import OverRows, RowsKernel
+from kfgen.families.reduce_c import ReduceC
+from kfgen.families.reduce_cuda import ReduceCuda
+from kfgen.passes import reduced
+
+
+class ReduceKernel(RowsKernel):
+    @functools.cached_property
+    def cuda(self):
+        return ReduceCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return ReduceC(self)
+
+    def _build(self):
+        super()._build()
+        for s in self.streams:
+            s.dtype = self.dtype
+        self.workspace = names.workspace(self.op.pattern, self.dtypes, bwd=self.bwd)
+        self.cpu_workspace = names.workspace(self.op.pattern, self.dtypes, cpu=True, bwd=self.bwd)
+
+    @property
+    def sizes(self):
+        return ["outer", "axis", "inner"]
+
+    @property
+    def scratch(self):
+        """For an axis that is shared out; what reduces nothing needs none."""
+        return self.slots > 0
+
+    @property
+    def refuses(self):
+        """Whether an axis without elements is an error."""
+        return self.op.empty == "error" and not self.bwd
+
+    @property
+    def order_note(self):
+        return ", in an order that follows from axis and inner" if self.scratch else ""
+
+    @property
+    def workspace_note(self):
+        return "; 0 bytes for a short axis"
+
+    @property
+    def passes(self):
+        """The words of each pass's reductions."""
+        return reduced(self.graph, self.roots)
+
+    @property
+    def slots(self):
+        """Reductions."""
+        return sum(map(len, self.passes))
+
+    @property
+    def most(self):
+        """Reductions of a pass."""
+        return max(map(len, self.passes), default=0)
 
 
 class Reduce(OverRows):
+    kernel = ReduceKernel
     name = "reduce"
     kinds = ("elem",)
     fields = ("grads", "empty")

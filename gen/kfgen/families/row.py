@@ -1,13 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `row`: results of elements, or one per row, that need sums over their row, such as norms, softmax and losses."""
 
+import functools
+
 from kfgen.derive import has_queries
-from kfgen.expr import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.entries import SpecError
+from kfgen.expr import COLUMN, COUNT, QUERIES, QUERY, stages
 from kfgen.families.family import one_broadcast, wrong
-from kfgen.families.over_rows import OverRows
+from kfgen.families.over_rows import OverRows, RowsKernel
+from kfgen.families.row_c import RowC
+from kfgen.families.row_cuda import RowCuda
+
+
+class RowKernel(RowsKernel):
+    @functools.cached_property
+    def cuda(self):
+        return RowCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return RowC(self)
+
+    @property
+    def summed_over(self):
+        return "outer, length and inner" if "group" in self.kinds else "outer" if self.has_channel else "rows"
+
+    def _refuse(self):
+        if not self.reductions and self.stores and any(p.source.kind == "elem" for p in self.picks):
+            problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it")
+        if self.group_sums and not self.reductions:  # which all threads of a row wait for: results may be stored in place of what others still read
+            problem = "has a gradient for a \"group\" and a backward that reduces nothing over the row"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "add grad = false to it, or make its kind elem")
+        for s in self.group_sums:
+            if stages(self.graph, s.exprs):
+                problem = f"the gradient for `{s.name[1:]}` needs a sum over the row, for which it would wait"
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "save that sum in the forward")
 
 
 class Row(OverRows):
+    kernel = RowKernel
     name = "row"
     # row: one value per column; per_row: one per row; channel: one per channel of [outer, channels, inner], with a row for each plane;
     # shared: [batch, queries, keys], where the others are [batch, heads, queries, keys] and a row is a query's; group: one per channel of

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expands spec entries into kernels: one per op x dtypes x direction, with a launcher for each activation."""
+
+from kfgen import families
+from kfgen.dtypes import DTYPES, FLOAT_DTYPES, INT_DTYPES
+
+
+def dtype_tuples(op, dtypes):
+    if op.types == "pairs":
+        return [(a, b) for a in DTYPES for b in DTYPES if a != b and a in dtypes and b in dtypes]
+    found = [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
+    if op.types == "weights" and "f32" in dtypes:
+        found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
+    return found
+
+
+def kernels(op, dtypes=DTYPES):
+    """The kernels of one op. A cast, integers, and ops of which no operand has a gradient have no backward."""
+    found = []
+    for ds in dtype_tuples(op, dtypes):
+        found.append(families.of(op).forward(op, ds))
+        if op.types != "pairs" and ds[0] not in INT_DTYPES and any(o.grad for o in op.operands):
+            found.append(families.of(op).backward(op, ds))
+    return [kernel for kernel in found if kernel.acts]

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `reduce` in C: strips along or across an axis, and a value of each of their elements."""
+
+from kfgen.activation import bwd_reads_x
+from kfgen.families.over_rows_schedule import RowsC
+from kfgen.passes import inlined, program
+
+
+class ReduceC(RowsC):
+    @property
+    def codes(self):
+        """How each reduction joins, as core/reduce.h has it."""
+        return [("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words]
+
+    @property
+    def counts(self):
+        return [len(words) for words in self.k.passes]
+
+    def plan(self, act):
+        graph, roots = self.k.graph, self.k.roots
+        if self.k.bwd and not bwd_reads_x(act):
+            graph, roots = inlined(graph, roots, act)
+        env = {s.name: f"{s.name}_j" for s in self.k.loads} | {s.name: f"{s.name}_i[j]" for s in self.k.values}
+        return program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, self.target(act), env, each="{}_s[j]")
+
+    def value(self, s):
+        """One of the values that a result of the forward, or its gradient, has."""
+        return f"kfi_cpu_load_{s.dtype.word}({s.name}[u.result + c])" if s.dtype.size == 2 else f"{s.name}[u.result + c]"

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `reduce` in CUDA: sweeps over an axis, which blocks may share out."""
+
+import functools
+
+from kfgen.families.over_rows_schedule import RowsCuda
+from kfgen.passes import program
+from kfgen.schedule import Instance
+
+
+class ReduceCuda(RowsCuda):
+    template, geometry = "reduce_kernel", "kfi_reduce"
+
+    @functools.cached_property
+    def sweeps(self):
+        """What each sweep over the axis reads: the passes, then the one that stores elements."""
+        return [p.reads for p in self.program.passes] + ([self.program.reads] if self.k.stores else [])
+
+    def swept(self, stream, sweep):
+        """Whether an earlier sweep has read it."""
+        return any(stream.name in read for read in self.sweeps[:sweep])
+
+    @property
+    def again(self):
+        """Whether some tensor is read by several sweeps."""
+        return any(s.name in read and self.swept(s, i) for i, read in enumerate(self.sweeps) for s in self.k.loads)
+
+    @property
+    def ahead(self):
+        """Vectors of a tensor that a thread has on their way."""
+        return 8 if len(self.k.loads) < 2 else 4 if len(self.k.loads) < 4 else 2
+
+    @functools.cached_property
+    def program(self):
+        env = {s.name: f"{s.name}_f[e]" for s in self.k.loads} | {s.name: f"{s.name}_i[e]" for s in self.k.values}
+        return program(self.k.graph, {s.name: r for s, r in zip(self.k.outputs, self.k.roots)}, self.rows_target, env, each="{}_s[e]")
+
+    @property
+    def instances(self):
+        return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0)]

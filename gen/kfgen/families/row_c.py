@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `row` in C: a walk over rows, and for each activation its passes over one, of functions over a strip of it."""
+
+import functools
+import re
+from dataclasses import replace
+
+from kfgen.activation import bwd_reads_x
+from kfgen.expr import COLUMN, KEEP, KEEP_SCALE
+from kfgen.families.over_rows_schedule import RowsC
+from kfgen.passes import copy, inlined, picks
+
+
+@functools.lru_cache(4096)
+def words(text):
+    """The names in a function's text, found once: dozens are asked for."""
+    return frozenset(re.findall(r"\w+", text))
+
+
+class Sharing:
+    """The functions of a kernel's passes in C. What several activations have word for word is written once, under the name of the
+    kernel if the first activation has it, else of the first one that has."""
+
+    def __init__(self, kernel, extends):
+        self.kernel, self.extends, self.seen, self.name, self.passes = kernel, extends, {}, None, []
+
+    def tile(self, role, act, macro, *arguments):
+        """The text of a function that was not there yet, else "". `name` is then its name."""
+        text = macro("@", *arguments)
+        if (role, text) in self.seen:
+            self.name = self.seen[role, text]
+            return ""
+        first = not self.extends and not any(known == role for known, _ in self.seen)
+        self.name = self.seen[role, text] = f"kfi_{role}_{self.kernel}" + ("" if first else f"_{act.name}")
+        return text.replace("@", self.name)
+
+    def row(self, *arguments):
+        """The same of an activation's next pass over a row."""
+        text = self.tile(*arguments)
+        self.passes.append(self.name)
+        return text
+
+
+class RowC(RowsC):
+    def __init__(self, kernel):
+        super().__init__(kernel)
+        self._plans = {}  # by activation
+
+    def plan(self, act):
+        """The passes for one activation."""
+        if act.name not in self._plans:
+            self._plans[act.name] = self._program(act)
+        return self._plans[act.name]
+
+    def _program(self, act):
+        target = self.target(act)
+        if self.k.dtype.size == 2:
+            word = self.k.dtype.word
+            target = replace(target, stored=lambda x: f"kfi_cpu_load_{word}(kfi_cpu_cast_{self.k.dtype.compute}_{word}({x}))")
+        graph, roots = self.k.graph, self.k.roots
+        if self.k.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
+            graph, roots = inlined(graph, roots, act)
+        graph, roots = copy(graph, roots, picks(graph, roots))
+        env = {s.name: f"{s.name}_j" for s in self.k.sources} | {s.name: f"{s.name}_i" for s in self.k.values + self.k.picks}
+        keep = "kfi_cpu_keep(keep[j], keep_from)"
+        env |= {COLUMN: f"(column + ({self.k.compute})j)", KEEP_SCALE: "keep_scale",
+                KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
+        # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
+        hold = "" if self.k.has_act else "kfi_held ? name_h[j] : {}"
+        return self.k.program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, target, env, keep=hold)
+
+    def sharing(self, extends):
+        """What finds the functions that activations have in common. extends: beside those of an installed header."""
+        return Sharing(self.k.name, extends)
+
+    @property
+    def frame_sources(self):
+        """Operands that passes read."""
+        return self.k.sources + self.k.picked
+
+    @property
+    def frame_values(self):
+        """Values of a row that the walk works out."""
+        found = [f"{s.name}_i" for s in self.k.values + self.k.picks] + (["query"] if self.k.reads_query else [])
+        return found + [name for name, _, _ in self.k.counts]
+
+    @property
+    def _frame_plans(self):
+        """Of all activations, whichever are selected: a user's activation has the frame that is installed."""
+        return [self.plan(a) for a in self.k.op.activations if a.builtin or not self.k.op.builtin]
+
+    @functools.cached_property
+    def most_names(self):
+        return max(len(plan.names) for plan in self._frame_plans)
+
+    @property
+    def kept_names(self):
+        return list(dict.fromkeys(n for plan in self._frame_plans for n in plan.kept))
+
+    @staticmethod
+    def mentions(text, name):
+        return name in words(text)
+
+    def assigned(self, plan, index):
+        """The names that pass `index` sets, or the last one (None)."""
+        found = [] if index is None else [r.name for r in plan.passes[index].reductions] + [n for n, _ in plan.passes[index].after.values]
+        return ([n for n, _ in plan.before.values] if index == 0 or not plan.passes else []) + found
+
+    def strip_parameters(self, plan, act, names_, body):
+        """{name: declaration} of what the text of a function over a tile mentions. names_: of the row's computed values."""
+        T, acc = self.k.compute, self.k.dtype.acc.ctype
+        found = {"left": "const int left", "column": f"const {T} column", "keep": "const uint16_t *keep"}
+        found |= {s.name: f"const {s.ctype} *{s.name}" for s in self.k.sources}
+        found |= {f"{r.name}_a": f"{T} *{r.name}_a" for p in plan.passes for r in p.reductions}
+        found |= {s.name: f"{s.ctype} *{s.name}" for s in self.k.stores} | {s.name: f"{acc} *{s.name}" for s in self.k.sums + self.k.group_sums}
+        found |= {"kfi_held": "const int kfi_held"} | {f"{n}_h": f"{T} *{n}_h" for n in plan.kept}
+        values = [*self.frame_values, *names_, *(s for s, _ in self.scalars(act, plan))]
+        found |= {n: f"const {T} {n}" for n in values} | {"keep_from": "const uint32_t keep_from", "keep_scale": f"const {T} keep_scale"}
+        return {n: text for n, text in found.items() if self.mentions(body, n)}
+
+    def strip_arguments(self, parameters, which):
+        """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
+        tile = {"whole": self.tile, "last": lambda s: f"{s.name}_t", "either": self.strip}[which]
+        found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": f"({self.k.compute})i",
+                 "keep": "kfi_strip_words(words, row * cols + i)"}
+        to = "t" if which == "last" else "to"
+        found |= {s.name: tile(s) for s in self.k.sources} | {s.name: f"{s.name}_{to}" for s in self.k.stores + self.k.sums}
+        found |= {s.name: f"{s.name}_t" for s in self.k.group_sums}
+        found |= {n: f"{n[:-2]}_k + (kfi_held ? i : 0)" for n in parameters if n.endswith("_h")}
+        return ", ".join(found.get(n, n) for n in parameters)
+
+    def frame_locals(self, plan, act, names_, body, assigned):
+        """What the text of a function over a row mentions, taken from its frame."""
+        T, acc = self.k.compute, self.k.dtype.acc.ctype
+        found = {"m": "const kfi_cpu_map *m = kfi_f->m;", "cols": "const kf_i64 cols = kfi_f->m->cols;"}
+        found |= {n: f"const kf_i64 {n} = kfi_f->{n};" for n in ("row", "channel", "kfi_start", "kfi_shared")}
+        found |= {s.name: f"const {s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.frame_sources}
+        found |= {s.name: f"{s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.k.stores + self.k.results_of_rows}
+        found |= {f"{s.name}_t": f"{s.ctype} *{s.name}_t = kfi_f->{s.name}_t;" for s in self.k.sources + self.k.stores}
+        found |= {f"{s.name}_past": f"const int {s.name}_past = kfi_f->{s.name}_past;" for s in self.k.stores}
+        found |= {f"{s.name}_{x}": f"{acc} *{s.name}_{x} = kfi_f->{s.name}_{x};" for s in self.k.added for x in ("p", "t")
+                  if x == "t" or s not in self.k.group_sums}
+        found |= {f"{s.name}_n": f"kfi_channel *{s.name}_n = &kfi_f->{s.name}_n;" for s in self.k.sources + self.k.group_sums}
+        found |= {f"{s.name}_g": f"kfi_gathered *{s.name}_g = &kfi_f->{s.name}_g;" for s in self.k.loads}
+        found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {"words": "kfi_words *words = &kfi_f->words;"}
+        found |= {n: f"const {T} {n} = kfi_f->{n};" for n in [*self.frame_values, "keep_scale"]}
+        found |= {"keep_from": "const uint32_t keep_from = kfi_f->keep_from;"}
+        found |= {s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];" for s, i in self.scalars(act, plan)}
+        found |= {n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];" for i, n in enumerate(names_)}
+        assert len(names_) <= self.most_names, f"{self.k.name}: {act.name} computes {len(names_)} values of a row, the others {self.most_names}"
+        return [text for n, text in found.items() if n in assigned or self.mentions(body, n)]
+
+    def constant(self, s):
+        """The value of an operand that is absent, as it is stored."""
+        text = f"{float(s.absent)!r}" + ("" if self.k.dtype.compute == "f64" else "f")
+        return self.cast(s, text)
+
+    def tile(self, s):
+        """A whole tile of an operand, which begins at column i."""
+        if self.k.pieces:
+            return self.piece(s, "KFI_STRIP")
+        start = self.start(s)
+        return f"{s.name} ? {s.name} + {start} : {s.name}_t" if s.absent is not None else f"{s.name} + {start}"
+
+    def strip(self, s):
+        """A tile of an operand, whole or what is left of a row."""
+        if self.k.pieces:
+            return self.piece(s, "left")
+        at = f"{s.name} + {self.start(s)}"
+        tile = f"left == KFI_STRIP ? {at} : (const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
+        return f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile
+
+    def piece(self, s, count):
+        """A tile of a row in pieces: where it lies, or a copy."""
+        if s.kind == "group":
+            return f"(const {s.ctype} *)kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_g, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
+
+    def start(self, s):
+        """Its element in column i of a row."""
+        return {"row": "i", "shared": "kfi_shared * cols + i"}.get(s.kind, "row * cols + i")
+
+    def tail(self, s):
+        """The statement that copies what is left of a row."""
+        if self.k.pieces:
+            return f"(void){self.piece(s, 'left').partition(')')[2]};"
+        copy = f"kfi_tail({s.name}_t, {s.name} + {self.start(s)}, left, {s.dtype.size});"
+        return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
+
+    def pick_value(self, pick):
+        """A row's value in a column: 0 where there is no such column."""
+        s, at = pick.source, f"{pick.column.name}[row]"
+        start = "row * cols + " if s.kind == "elem" else ""
+        text = f"{s.name}[{start}{at}]"
+        text = f"kfi_cpu_load_{s.dtype.word}({text})" if s.dtype.size == 2 else f"({self.k.compute}){text}"
+        text = f"({s.name} ? {text} : {s.absent:g})" if s.absent is not None else text
+        return f"{at} >= 0 && {at} < cols ? {text} : 0"
+
+    def value(self, s):
+        """A row's value; a number in place of what is absent or not read."""
+        of = f"{s.name}[{'channel' if s.kind == 'channel' else 'row'}]"
+        text = f"kfi_cpu_load_{s.dtype.word}({of})" if s.dtype.size == 2 else f"({self.k.compute}){of}"
+        return f"{s.name} ? {text} : {s.absent or 0:g}" if s.absent is not None or s.reads == "act" else text

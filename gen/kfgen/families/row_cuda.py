@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or walked in passes."""
+
+import functools
+
+from kfgen.expr import COLUMN, KEEP, KEEP_SCALE, TRANSCENDENTAL
+from kfgen.families.over_rows_schedule import RowsCuda
+from kfgen.passes import copy, picks, stored
+from kfgen.schedule import Instance
+
+
+class RowCuda(RowsCuda):
+    template = "row_kernel"
+
+    @property
+    def vec(self):
+        return 1 << 20 if self.k.gathers else super().vec
+
+    @functools.cached_property
+    def program(self):
+        env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {s.name: f"{s.name}_i[0]" for s in self.k.values + self.k.picks}
+        env |= {COLUMN: "(column + e)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
+        graph, roots = copy(self.k.graph, self.k.roots, picks(self.k.graph, self.k.roots))
+        again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
+        return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, self.rows_target, env,
+                            [s.name for s in self.k.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
+
+    @property
+    def held(self):
+        """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
+        threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
+        way). The last one is that of blocks that walk down the rows, a cluster of them at each where a block is not enough."""
+        if self.k.gathers:
+            return [(1, 32, 32, 32), (1, 32, 32, 0)]
+        size, loads = 16 // self.vec, len(self.k.loads)
+        if self.k.sums:  # 16 values of each tensor, and as many sums
+            return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
+        vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.k.row_loads + self.k.group_loads else 8
+        most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
+        walk = (vectors, min(256, most), most, 0)
+        if self.k.group_sums:  # beside the row's values those of its channels, and sums
+            return [(4, 256, 256, 256), walk]
+        if loads > 2 and self.transcendental:  # values and what is computed of them: 128 registers
+            return [(4, 256, 256, 256), walk]
+        if loads > 1:
+            most = 384 if size == 2 else 512  # two blocks an SM, whose threads have 80 or 64 registers
+            return [(4, most, most, most), walk]
+        if self.transcendental:  # what is computed of a value is held as well: 32 of them
+            return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
+        full = 256 if size == 2 else 512
+        # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
+        few = full if self.k.row_loads else 32
+        return [(4, few, few, few), (8, full, full, 1024), walk]
+
+    def _kept_vectors(self, vectors):
+        """16-byte parts of row operands that a thread of a block that walks keeps in shared memory."""
+        return 0 if self.k.sums else sum(vectors * self.parts(s) for s in self.k.row_loads)
+
+    def parts(self, stream):
+        """16-byte parts of a vector."""
+        return self.vec * stream.dtype.size // 16
+
+    def kept_at(self, stream):
+        """The first such part of a row operand."""
+        return sum(self.held[-1][0] * self.parts(s) for s in self.k.row_loads[:self.k.row_loads.index(stream)])
+
+    @property
+    def forgets(self):
+        """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
+        return not self.k.sums and not self.transcendental and not stored(self.k.graph)
+
+    def _depth(self, vectors):
+        return max(1, 8 // (len(self.k.loads) * vectors)) if self.k.loads else 1
+
+    @property
+    def depth(self):
+        """Rows on their way in shared memory, where blocks walk down the rows."""
+        return self._depth(self.held[-1][0])
+
+    @property
+    def posted(self):
+        """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
+        there = [s for s in self.k.values if s.kind != "channel" and not self.k.gathers]
+        return sorted((s for s in there if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
+
+    def posted_at(self, stream):
+        """Its byte among those of a row."""
+        return sum(s.dtype.size for s in self.posted[:self.posted.index(stream)])
+
+    @property
+    def post(self):
+        """Bytes of a row's values."""
+        largest = max((s.dtype.size for s in self.posted), default=1)
+        return -(-sum(s.dtype.size for s in self.posted) // largest) * largest
+
+    def _posts_at(self, vectors):
+        return 16 * (self._depth(vectors) * len(self.k.loads) * vectors + self._kept_vectors(vectors))
+
+    @property
+    def posts_at(self):
+        """The first of them, in bytes of a thread's shared memory: behind the rows on their way and the row operands."""
+        return self._posts_at(self.held[-1][0])
+
+    def _ring(self, vectors):
+        places = -(-(self._posts_at(vectors) + self._depth(vectors) * self.post) // 16)
+        return max((places | 1) * 16, vectors * self.vec * self.k.dtype.acc.size if self.k.sums else 0)
+
+    @property
+    def ring(self):
+        """Bytes of shared memory a thread; at the end the sums of a gradient. Few: the L1 cache, through which rows come, has the rest."""
+        return self._ring(self.held[-1][0])
+
+    @property
+    def fixed(self):
+        """Bytes of shared memory a block: for each reduction a place for each warp and for each block of a cluster (8), for
+        each pass a post, all that twice, since the next row comes before all have read them."""
+        size = 2 * (self.slots * (32 + 8) * self.k.dtype.acc.size + len(self.program.passes) * 8)
+        return -(-size // 16) * 16
+
+    @property
+    def late_sums(self):
+        """{gradient that is summed over the rows and needs every pass: its text}."""
+        return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}
+
+    @property
+    def last_pass(self):
+        """Whether a row's elements are gone over once more when all is reduced."""
+        return bool(self.k.stores or self.late_sums)
+
+    @property
+    def transcendental(self):
+        return any(self.k.graph.nodes[i].op in TRANSCENDENTAL for i in self.k.graph.reachable(self.k.roots))
+
+    @property
+    def instances(self):
+        """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
+        held = [vectors for vectors, *_ in self.held]
+        found = [(v, 0) for v in held[:-1]] + ([] if self.k.gathers else [(held[-1], 1), (0, int(bool(self.k.sums)))])
+        state = ("from_state",) if self.k.keeps else ()
+        return [Instance(f"kfk_{self.k.name}", ("act", held, 2 * walk + whole, *state)) for held, walk in found for whole in (1, 0)]
+
+    @property
+    def bounds(self):
+        """Threads of a block at most: of a row, or of several rows' blocks."""
+        least = 256 if self.k.sums else 128
+        found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
+        # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
+        most = 2 if len(self.k.loads) > 1 else 1024 // self.held[0][3] if self.k.row_loads else 0
+        asked = most and not self.k.sums and self.k.dtype.size < 8
+        blocks = f", way == 1 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
+        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
+
+    @property
+    def held_table(self):
+        """In a word each, as core/row.cuh has it: such a table is compiled for every launcher there is."""
+        return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.held)
+
+    @property
+    def sum_kernels(self):
+        return [Instance("kfk_sum_partials", (f"KF_{self.k.dtype.acc.word.upper()}", f"KF_{self.k.added[0].dtype.word.upper()}"))]
+
+    @property
+    def geometry(self):
+        return "kfi_groups" if self.k.pieces else "kfi_line"
+
+    @property
+    def geometry_name(self):
+        return "kfi_g" if self.k.pieces else "g"

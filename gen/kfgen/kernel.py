@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel, its launchers, its tensors and arguments are, whatever its family; no schedule."""
+
+from dataclasses import dataclass, field
+
+from kfgen import contract, names
+from kfgen.activation import bwd_reads_x
+from kfgen.dtypes import DTYPE, FLOAT_DTYPES, Dtype
+from kfgen.emit import counts
+from kfgen.entries import SpecError
+
+MAX_TENSORS = 16  # KFI_OPERANDS
+ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
+
+
+@dataclass
+class Tensor:
+    """One tensor argument of a kernel."""
+
+    name: str
+    # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner], per_query: one per row of [batch, heads,
+    # queries, keys], shared: [batch, queries, keys]; group: [groups, channels] of [outer, length, groups, channels, inner], per_group: one
+    # per [outer, groups]; per_channel: one per row where a row is a channel's of [outer, channels, inner]
+    kind: str
+    dtype: Dtype
+    role: str  # in, out, sum (a gradient reduced to a row or channel)
+    parts: tuple  # the names expressions use, two for "half"
+    reads: str = "always"  # of inputs: always, act (if the activation's gradient reads its argument), never
+    same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    place_of: str = ""  # of an input's next value: the input, in whose place it may be
+    exprs: list = field(default_factory=list)  # of outputs: the value of each part
+    required: bool = True  # forward arguments; gradients may be NULL
+    absent: float | None = None  # of inputs that may be NULL: the value that stands for them
+
+    @property
+    def ctype(self):
+        return self.dtype.ctype
+
+    @property
+    def is_row(self):
+        return self.kind in ROWS
+
+
+@dataclass
+class Launcher:
+    kernel: "Kernel"
+    act: object
+    state: bool
+
+    @property
+    def name(self):
+        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state)
+
+    @property
+    def cpu_name(self):
+        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state, cpu=True)
+
+    @property
+    def arguments(self):
+        """The public signature but for the stream, in order."""
+        k, scalar = self.kernel, self.kernel.scalar_ctype
+        found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
+        found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
+        if k.dropout:
+            found.append(Argument(f"{scalar} ", "p", "probability"))
+            found += [Argument("const uint64_t *", "state", "state")] if self.state else [
+                Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
+        found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+        return found + k.workspace_arguments
+
+    @property
+    def cuda_parameters(self):
+        return ", ".join([f"{a.ctype}{a.name}" for a in self.arguments] + ["cudaStream_t stream"])
+
+    @property
+    def cuda_types(self):
+        """The same without names."""
+        return ", ".join([a.ctype.strip() for a in self.arguments] + ["cudaStream_t"])
+
+    @property
+    def cpu_parameters(self):
+        return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
+
+    @property
+    def run_arguments(self):
+        """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
+        k = self.kernel
+        found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
+        if k.dropout:
+            found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "nullptr"]
+        found += [a.name for a in k.workspace_arguments] + ["stream"]
+        return ", ".join(found + ([f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []))
+
+    @property
+    def scalar_values(self):
+        return self.kernel.scalars + list(self.act.scalars)
+
+    @property
+    def cpu_dropout_arguments(self):
+        return [] if not self.kernel.dropout else ["p", "0", "0", "state", "1"] if self.state else ["p", "seed", "offset", "NULL", "0"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    ctype: str  # as it stands before the name
+    name: str
+    role: str  # in, out, size, scalar, act_scalar, probability, seed, offset, state, workspace
+
+
+class Kernel:
+    """One direction of an op for its dtypes: what is computed, and of which tensors. How, its schedules say: `cuda` and `c`."""
+
+    layout = ""  # how the rows of an op over rows lie
+    picked = ()  # operands of which nothing is read but a row's value in one column
+    refuses = False  # whether an axis without elements is an error
+    order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there is no workspace
+
+    def __init__(self, family, op, dtypes, bwd):
+        self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
+        self.dtype = DTYPE[dtypes[0]]
+        self.words = names.dtype_words(dtypes)
+        self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
+        self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)
+        self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
+        self.state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True)
+        self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
+        self.workspace = names.workspace(op.pattern, dtypes)
+        self.cpu_workspace = names.workspace(op.pattern, dtypes, cpu=True)
+        self.dropout = op.dropout
+        self.acts = [a for a in op.activations if dtypes[0] in FLOAT_DTYPES or a.ints]
+        self.has_act = op.has_act
+        self._build()
+        self.kinds = {s.kind for s in self.streams}
+        self.has_channel = "channel" in self.kinds
+        self.sums = [s for s in self.outputs if s.role == "sum"]
+        self.stores = [s for s in self.outputs if s.role == "out"]
+        self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
+        self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
+        self._sort()
+        if len(self.tensors) > MAX_TENSORS:
+            problem = f"make {len(self.tensors)} tensors of {'the backward' if bwd else 'the forward'}: {', '.join(self.tensor_names)}"
+            raise SpecError(op.file, f"op.{op.pattern}", "operands", problem, f"at most {MAX_TENSORS} are possible")
+
+    def _build(self):
+        """Sets graph and roots, operands, inputs and outputs, streams, scalars and keeps."""
+        raise NotImplementedError
+
+    def _sort(self):
+        """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def sizes(self):
+        raise NotImplementedError
+
+    @property
+    def summed_over(self):
+        """What a gradient that is reduced is summed over, in words."""
+        return "outer and inner" if self.has_channel else "rows"
+
+    @property
+    def act_flavour(self):
+        """lp only where nothing is added to the activation's result before it is rounded."""
+        if self.dtype.flavour != "lp":
+            return self.dtype.flavour
+        g, tainted = self.graph, set()
+        for i in g.reachable(self.roots):
+            node = g.nodes[i]
+            dirty = [a for a in node.args if a in tainted]
+            if node.op in ("act", "act_bwd"):
+                tainted.add(i)
+            if dirty and node.op not in ("mul", "neg", "where"):
+                return "f32"
+            if dirty:
+                tainted.add(i)
+        return "lp"
+
+    @property
+    def flavour(self):
+        return "f32" if self.dtype.flavour == "lp" else self.dtype.flavour
+
+    def reads(self, stream, act):
+        """Whether the backward of this activation reads the stream at all."""
+        return stream.reads == "always" or (stream.reads == "act" and bwd_reads_x(act))
+
+    @property
+    def launchers(self):
+        return [Launcher(self, act, state) for act in self.acts for state in ((False, True) if self.dropout else (False,))]
+
+    @property
+    def scalar_ctype(self):
+        return "double" if self.dtype.compute == "f64" else "float"
+
+    @property
+    def scalar_struct(self):
+        return "kfi_scalars_f64" if self.dtype.compute == "f64" else "kfi_scalars_f32"
+
+    @property
+    def flops(self):
+        return counts(self.graph, self.roots)
+
+    def pattern_text(self, state):
+        return f'{state} ? "{self.state_pattern}" : "{self.pattern}"' if self.dropout else f'"{self.pattern}"'
+
+    def cpu_pattern_text(self, state):
+        return f'{state} ? "{self.cpu_state_pattern}" : "{self.cpu_pattern}"' if self.dropout else f'"{self.cpu_pattern}"'
+
+    @property
+    def tensor_arguments(self):
+        return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
+            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs]
+
+    @property
+    def workspace_arguments(self):
+        return [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")] if self.scratch else []
+
+    @property
+    def scratch(self):
+        """Whether there is a workspace."""
+        return bool(self.added)
+
+    @property
+    def added(self):
+        """Gradients that the second stage adds up."""
+        return self.sums
+
+    @property
+    def title(self):
+        return self.op.brief + (", gradients" if self.bwd else "")
+
+    @property
+    def used_scalars(self):
+        """The op's scalars that this direction reads."""
+        read = self.graph.variables(self.roots)
+        return [s for s in self.scalars if s in read]
+
+    def store_guard(self, stream):
+        if stream.required:
+            return ""
+        return f"if ({stream.name}{f' && {stream.name} != {stream.same_as}' if stream.same_as else ''}) "
+
+    @property
+    def lone(self):
+        """The launcher, where a kernel can have no other: it is the run function itself."""
+        return self.launchers[0] if not self.op.has_act and not self.dropout else None
+
+    @property
+    def asks_reads(self):
+        """Whether some input is read by the gradients of some activations only."""
+        return any(s.reads == "act" for s in self.inputs)
+
+    @property
+    def size_parameters(self):
+        return ", ".join(f"int64_t {s}" for s in self.sizes)
+
+    @property
+    def size_types(self):
+        return ", ".join("int64_t" for _ in self.sizes)
+
+    @property
+    def tensors(self):
+        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some
+        activations; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an output may
+        share: an output that is proven equal, or the input that it is the next value of."""
+        index, found = {}, []
+        for s in self.inputs + self.outputs:
+            use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
+            if s.absent is not None and use in ("in", "act"):
+                use = {"in": "absent", "act": "act_absent"}[use]
+            twin = s.same_as or s.place_of
+            found.append((s.name, s.dtype.size, s.kind, use, index[twin] + 1 if twin else 0))
+            index[s.name] = len(index)
+        return found + self.state_tensors
+
+    @property
+    def state_tensors(self):
+        return [("state", 8, "pair", "state", 0)] if self.dropout else []
+
+    @property
+    def tensor_names(self):
+        return [t[0] for t in self.tensors]
+
+    def tensor_codes(self, reads):
+        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
+        gradient reads its input."""
+        # As core/check.h has them, and the flags.
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
+                 "per_channel": 5, "shared": 6, "group": 7}
+        out, nullable, unread = 8, 16, 32
+
+        def codes(reads, from_state):
+            uses = {"in": 0, "act": 0 if reads else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
+                    "absent": nullable, "act_absent": nullable | (0 if reads else unread), "out": out, "optional": out | nullable}
+            def digit(n):
+                return chr(ord("0") + n)
+
+            return '"' + "".join(f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}" for _, size, kind, use, twin in self.tensors) + '"'
+
+        def chosen(name, asked, of):
+            return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
+
+        return chosen(reads, self.asks_reads, lambda r: chosen("from_state", self.dropout, lambda s: codes(r, s)))
+
+    @property
+    def contract(self):
+        return contract.lines(self)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the schedules of one backend have in common, whatever the family: how a kernel's code is spelled there."""
+
+from dataclasses import dataclass
+
+from kfgen.emit import Target
+
+# CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
+# result is added to something. Everything else is exact outside activations.
+CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A kernel with its template arguments."""
+
+    kernel: str
+    arguments: tuple
+
+    def __str__(self):
+        return f"KFI_ADDRESS({self.name()})"
+
+    def name(self, values=None):
+        """values: of the launcher's own parameters."""
+        values = values or {}
+        return f"{self.kernel}<{', '.join(str(values.get(a, a)) for a in self.arguments)}>"
+
+
+NONE = "nullptr"  # where a table of instances has none
+
+
+class Cuda:
+    template = ""  # templates/cuda/<it>.j2
+
+    def __init__(self, kernel):
+        self.k = kernel
+
+    def target(self, cheap):
+        """cheap: the words that take their cheap form on 2-byte tensors."""
+        k, act = self.k, "kfi_tag<act>()"
+        return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
+                      act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
+                      act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {x}, {dy}, scalars)")
+
+    def packs(self, stream):
+        """Two results at a time are converted to 2-byte storage by one instruction."""
+        return self.k.dtype.compute == "f32" and stream.dtype.size == 2
+
+    @property
+    def keep_scale(self):
+        return "rng.scale_f64" if self.k.dtype.compute == "f64" else "rng.scale"
+
+    @property
+    def run_parameters(self):
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found += [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
+        if self.k.dropout:
+            found += [f"{self.k.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
+        found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
+        return ", ".join(found + ([f"{self.k.scalar_struct} scalars = {{}}"] if self.k.has_act else []))
+
+    def conditions(self, stream):
+        """Under which the stream is there to be read."""
+        found = ["kfi_act_bwd_reads(kfi_tag<act>())"] if stream.reads == "act" else []
+        return found + ([stream.name] if stream.absent is not None else [])
+
+    def guard(self, stream):
+        found = self.conditions(stream)
+        return f"if ({' && '.join(found)}) " if found else ""
+
+
+class C:
+    def __init__(self, kernel):
+        self.k = kernel
+
+    def target(self, act):
+        # C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones.
+        flavour = self.k.flavour if self.k.added else self.k.act_flavour
+        extra = "".join(f", {s}" for s in act.scalars)
+        return Target("kfi_cpu_", self.k.flavour, True,
+                      act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
+                      act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
+
+    @property
+    def dropout_parameters(self):
+        return f", {self.k.scalar_ctype} p, uint64_t seed, uint64_t offset, const uint64_t *state, int from_state" if self.k.dropout else ""
