@@ -208,7 +208,7 @@ def _inlined(op, act):
 
 
 def _op(op, act, failures):
-    (_map_op if op.family == "map" else _row_op)(op, act, failures)
+    {"elements": _map_op, "rows": _row_op}[families.of(op).oracle](op, act, failures)
 
 
 def _map_op(op, act, failures):

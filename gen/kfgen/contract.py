@@ -59,10 +59,7 @@ def _write(graph, roots):
 # ---- operands ----------------------------------------------------------------------------------------------------
 
 def shape(k, stream):
-    sizes = {"half": ["rows", "2 * cols"], "row": ["cols"], "channel": ["channels"], "per_row": k.sizes[:1] + k.sizes[2:],
-             "per_plane": k.sizes[:2], "per_query": k.sizes[:3], "shared": k.sizes[:1] + k.sizes[2:],
-             "per_channel": k.sizes[1:2], "group": k.sizes[2:4], "per_group": k.sizes[:1] + k.sizes[2:3]}.get(stream.kind, k.sizes)
-    return f"[{', '.join(sizes)}]"
+    return f"[{', '.join(k.shape(stream))}]"
 
 
 def in_place(k, stream):

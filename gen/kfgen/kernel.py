@@ -18,10 +18,7 @@ class Tensor:
     """One tensor argument of a kernel."""
 
     name: str
-    # elem, half, row, channel, per_row, per_plane: one per plane of [outer, channels, inner], per_query: one per row of [batch, heads,
-    # queries, keys], shared: [batch, queries, keys]; group: [groups, channels] of [outer, length, groups, channels, inner], per_group: one
-    # per [outer, groups]; per_channel: one per row where a row is a channel's of [outer, channels, inner]
-    kind: str
+    kind: str  # of its family's forms, which have its shape
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
     parts: tuple  # the names expressions use, two for "half"
@@ -149,8 +146,17 @@ class Kernel:
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
 
     @property
-    def sizes(self):
+    def form(self):
+        """How its tensors lie: one of its family's forms."""
         raise NotImplementedError
+
+    def shape(self, tensor):
+        """Its extents, in the names of sizes."""
+        return self.family.forms[self.form][tensor.kind].split(", ")
+
+    @property
+    def sizes(self):
+        return self.family.forms[self.form]["elem"].split(", ")
 
     @property
     def summed_over(self):

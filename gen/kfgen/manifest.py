@@ -11,7 +11,7 @@ BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors a
 def tensor(k, stream, act):
     unread = stream.role == "in" and not k.reads(stream, act)
     return {
-        "name": stream.name, "role": stream.role, "kind": stream.kind, "dtype": stream.dtype.word,
+        "name": stream.name, "role": stream.role, "kind": stream.kind, "shape": k.shape(stream), "dtype": stream.dtype.word,
         "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "same_as": stream.same_as,
         "place_of": stream.place_of,
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
@@ -30,7 +30,8 @@ def function(launcher, user=None):
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family.name, "activation": act.name,
-        "layout": k.layout, "header": f"{folder}/{names.stem(k.op.pattern)}", "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
+        "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
+        "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
         "workspace": k.workspace if k.scratch else None, "cpu_workspace": k.cpu_workspace if k.scratch else None,

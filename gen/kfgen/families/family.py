@@ -7,7 +7,10 @@ from kfgen.entries import SpecError
 class Family:
     name = ""
     kernel = None  # the class of its kernels
-    kinds = ()  # of its operands
+    # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes.
+    forms = {}
+    kinds = ()  # of operands, as a spec names them
+    oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
     names = ()  # what its generated code calls its own: refused to operands
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
 

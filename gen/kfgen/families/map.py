@@ -31,8 +31,8 @@ class MapKernel(Kernel):
         return self.has_channel or self.has_half or "row" in self.kinds
 
     @property
-    def sizes(self):
-        return ["outer", "channels", "inner"] if self.has_channel else ["rows", "cols"] if self.grid else ["n"]
+    def form(self):
+        return "planes" if self.has_channel else "rows" if self.grid else "flat"
 
     def _build(self):
         op = self.op
@@ -97,7 +97,9 @@ class MapKernel(Kernel):
 class Map(Family):
     kernel = MapKernel
     name = "map"
-    # row: one value per column; channel: one per channel of [outer, channels, inner]; half: [rows, 2 * cols], two names
+    forms = {"flat": {"elem": "n"},
+             "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
+             "planes": {"elem": "outer, channels, inner", "channel": "channels"}}
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")
 

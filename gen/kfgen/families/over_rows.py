@@ -13,11 +13,6 @@ from kfgen.kernel import Kernel, Tensor
 from kfgen.passes import copy, picks, program, stored
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
-# How rows lie, in the order of core/check.h, and the sizes of a call: planes are a channel's of a batch; a row of heads is a query's;
-# one of groups is a group's, in `length` pieces of channels * inner elements; one of channels a channel's of all batches, in `outer` pieces.
-SIZES = {"rows": ["rows", "cols"], "planes": ["outer", "channels", "inner"], "heads": ["batch", "heads", "queries", "keys"],
-         "groups": ["outer", "length", "groups", "channels", "inner"], "channels": ["outer", "channels", "inner"]}
-EACH = dict(zip(SIZES, PER_ROW))  # the kind of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
 SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
 MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
@@ -43,7 +38,7 @@ class RowsKernel(Kernel):
         saved = {name: env[name] for name in op.saved}
         asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
         self.layout = next(iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows")
-        per_row = EACH[self.layout]
+        per_row = next(kind for kind in self.family.forms[self.form] if kind in PER_ROW)
         self.operands = [Tensor(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
                          for o in op.operands]
 
@@ -116,13 +111,13 @@ class RowsKernel(Kernel):
         """Complains of what there is no schedule for."""
 
     @property
-    def sizes(self):
-        return SIZES[self.layout]
+    def form(self):
+        return self.layout
 
     @property
     def layout_code(self):
         """KFI_LAYOUT_… of core/check.h."""
-        return list(SIZES).index(self.layout)
+        return list(self.family.forms).index(self.layout)
 
     @property
     def added(self):
@@ -162,6 +157,7 @@ class RowsKernel(Kernel):
 
 
 class OverRows(Family):
+    oracle = "rows"
     reads = ()  # what expressions may read of a call's sizes
     own_names = ()
     dropout = True

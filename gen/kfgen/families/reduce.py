@@ -13,6 +13,8 @@ from kfgen.passes import reduced
 
 
 class ReduceKernel(RowsKernel):
+    form = "axis"
+
     @functools.cached_property
     def cuda(self):
         return ReduceCuda(self)
@@ -27,10 +29,6 @@ class ReduceKernel(RowsKernel):
             s.dtype = self.dtype
         self.workspace = names.workspace(self.op.pattern, self.dtypes, bwd=self.bwd)
         self.cpu_workspace = names.workspace(self.op.pattern, self.dtypes, cpu=True, bwd=self.bwd)
-
-    @property
-    def sizes(self):
-        return ["outer", "axis", "inner"]
 
     @property
     def scratch(self):
@@ -69,6 +67,7 @@ class ReduceKernel(RowsKernel):
 class Reduce(OverRows):
     kernel = ReduceKernel
     name = "reduce"
+    forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
     kinds = ("elem",)
     fields = ("grads", "empty")
     reads = (COUNT,)

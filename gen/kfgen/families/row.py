@@ -41,10 +41,13 @@ class RowKernel(RowsKernel):
 class Row(OverRows):
     kernel = RowKernel
     name = "row"
-    # row: one value per column; per_row: one per row; channel: one per channel of [outer, channels, inner], with a row for each plane;
-    # shared: [batch, queries, keys], where the others are [batch, heads, queries, keys] and a row is a query's; group: one per channel of
-    # [outer, length, groups, channels, inner], where a row is a group's. With layout = "channels" a row is a channel of [outer, channels,
-    # inner] over all of outer and inner, and per_row one per channel.
+    # In the order of core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups, in `length` pieces of
+    # channels * inner elements each; with layout = "channels" a channel's of all batches, in `outer` pieces.
+    forms = {"rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
+             "planes": {"elem": "outer, channels, inner", "channel": "channels", "per_plane": "outer, channels"},
+             "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
+             "groups": {"elem": "outer, length, groups, channels, inner", "group": "groups, channels", "per_group": "outer, groups"},
+             "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
     reads = (COLUMN, COUNT, QUERY, QUERIES)
