@@ -36,9 +36,9 @@ class Case:
         return math.prod(self.sizes)
 
     def shape(self, a):
-        if a["kind"] == "half":
-            return (self.sizes[0], 2 * self.sizes[1])
-        return (self.sizes[1],) if a["kind"] in ("row", "channel") else tuple(self.sizes)
+        """Its extents in the manifest are sizes and products of them, such as 2 * cols."""
+        at = dict(zip(self.f["sizes"], self.sizes))
+        return tuple(math.prod(int(at.get(word, word)) for word in extent.split(" * ")) for extent in a["shape"])
 
     @property
     def bytes(self):
@@ -55,10 +55,12 @@ def _sizes(f, size, entry, shapes):
     else:
         widths = [ITEM[a["dtype"]] for a in f["arguments"] if a.get("kind") in ("elem", "half")]
         count, cols = size["mib"] * 2**20 // min(widths), entry["cols"]
-    if len(f["sizes"]) == 1:
+    if f["form"] == "flat":
         return [(count,)]
-    if len(f["sizes"]) == 2:
+    if f["form"] == "rows":
         return [(count // cols, cols)]
+    if f["form"] != "planes":
+        raise SystemExit(f"bench: no shapes for {f['name']}, whose tensors lie as {f['form']}")
     return [(-(-count // (channels * inner)), channels, inner) for channels, inner in shapes]
 
 

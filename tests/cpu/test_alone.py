@@ -2,6 +2,7 @@
 """A row's result is the same bits whatever rows lie around it, for every C function: the check is support/robust.py's, which
 tests/cuda/test_robust.py asks of the launchers."""
 
+import cases
 import fakegpu
 import numeric
 import pytest
@@ -9,8 +10,8 @@ import robust
 from conftest import BUILD
 
 # One row of more columns than are repeated, and planes that are wider and narrower than a tile.
-MORE = {1: [], 2: [((3, 2311), 0)], 3: [((3, 3, 700), 0), ((3, 32, 66), 1)], 4: [((3, 2, 2, 2311), 0)],
-        5: [((3, 1, 2, 3, 700), 0), ((3, 40, 2, 7, 1), 1)]}
+MORE = {"flat": [], "rows": [((3, 2311), 0)], "planes": [((3, 3, 700), 0), ((3, 32, 66), 1)], "heads": [((3, 2, 2, 2311), 0)],
+        "groups": [((3, 1, 2, 3, 700), 0), ((3, 40, 2, 7, 1), 1)]}
 
 
 @pytest.fixture(scope="module")
@@ -27,5 +28,5 @@ def memory():
 def test_alone(lib, memory, group):
     calls = fakegpu.FakeLib(lib, memory)
     for f in numeric.GROUPS[group]:
-        for sizes, shift in robust.SHAPES[len(f["sizes"])] + MORE[len(f["sizes"])]:
+        for sizes, shift in cases.of_form(f, robust.SHAPES) + cases.of_form(f, MORE):
             robust.alone(memory, calls, f, sizes, shift)

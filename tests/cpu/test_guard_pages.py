@@ -5,6 +5,7 @@ behind one, and the system kills who does (support/guarded.py)."""
 import re
 import shutil
 
+import cases
 import checks
 import guarded
 import kflib
@@ -13,9 +14,10 @@ import pytest
 from conftest import BUILD
 
 # Tails and wholes of tiles, of rows that are repeated and of rows that are not, of planes; more elements than a vector, or fewer.
-SHAPES = {1: [(1,), (255,), (517,)], 2: [(1, 1), (3, 5), (7, 67), (2, 2309)], 3: [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)],
-          4: [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)],
-          5: [(1, 1, 1, 1, 1), (2, 1, 3, 2, 5), (2, 3, 2, 5, 1), (1, 2, 3, 4, 67), (2, 5, 2, 64, 1)]}
+SHAPES = {"flat": [(1,), (255,), (517,)], "rows": [(1, 1), (3, 5), (7, 67), (2, 2309)],
+          "planes": [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)],
+          "heads": [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)],
+          "groups": [(1, 1, 1, 1, 1), (2, 1, 3, 2, 5), (2, 3, 2, 5, 1), (1, 2, 3, 4, 67), (2, 5, 2, 64, 1)]}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def calls(lib, memory, functions, note):
     """Each function on each shape, in front of a forbidden page and behind one: the bits of a call in ordinary memory."""
     guard = guarded.Guarded()
     for f in functions:
-        for sizes in SHAPES[len(f["sizes"])]:
+        for sizes in cases.of_form(f, SHAPES):
             call = checks.Layout(lib, f, sizes, "special")
             result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
             assert result == 0, lib.detail
@@ -48,7 +50,7 @@ def calls(lib, memory, functions, note):
 @pytest.mark.parametrize("group", numeric.GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
 def test_guard_pages(lib, memory, group):
     notes = guarded.in_child(lambda note: calls(lib, memory, numeric.GROUPS[group], note))
-    assert len(notes) == sum(2 * len(SHAPES[len(f["sizes"])]) for f in numeric.GROUPS[group])
+    assert len(notes) == sum(2 * len(cases.of_form(f, SHAPES)) for f in numeric.GROUPS[group])
 
 
 PLANTED = {

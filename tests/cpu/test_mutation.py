@@ -390,7 +390,8 @@ def test_several_parts(memory):
                  if (f["cpu_workspace"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
     lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
     for f in functions:
-        large = {2: [(600, 403), (601, 403), (70, 2500), (90000, 3)], 3: [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)], 4: [(6, 10, 10, 403)],
-                 5: [(6, 1, 10, 4, 203), (4, 90, 3, 10, 1)]}
-        for sizes in large[len(f["sizes"])]:
+        large = {"rows": [(600, 403), (601, 403), (70, 2500), (90000, 3)], "planes": [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)],
+                 "heads": [(6, 10, 10, 403)],
+                 "groups": [(6, 1, 10, 4, 203), (4, 90, 3, 10, 1)]}
+        for sizes in cases.of_form(f, large):
             checks.run(lib, memory, f, sizes)

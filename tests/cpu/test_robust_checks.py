@@ -30,7 +30,7 @@ def gpu():
 
 def each(gpu, lib, f):
     """{check: call of it}, on the shapes of the tests on a GPU."""
-    small, large = robust.SHAPES[len(f["sizes"])], robust.LARGE[len(f["sizes"])]
+    small, large = cases.of_form(f, robust.SHAPES), cases.of_form(f, robust.LARGE)
     return {"graph": lambda: [robust.graph(gpu, lib, f, *shape) for shape in small],
             "streams": lambda: robust.streams(gpu, lib, [(f, *shape) for shape in small]),
             "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
@@ -88,7 +88,7 @@ def test_large_on_small_tensors(bf16, gpu, f):
             result = self.lib.call(f, given)
             for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
                 if a["role"] != "in" and given.get(a["name"]) and "kind" in a and robust.batch_axis(a):
-                    width = math.prod(checks.shape_of(cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a["kind"]))
+                    width = math.prod(checks.shape_of(f, cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a))
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
                     self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], step)
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):

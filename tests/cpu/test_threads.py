@@ -17,9 +17,9 @@ from conftest import BUILD
 from hooks import PTHREADS, REVERSED
 
 # Reduced gradients have parts from 131,072 elements on.
-EXTENTS = {1: [(100003,)], 2: [(600, 403), (40, 5003), (70000, 3)], 3: [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
-           4: [(5, 4, 30, 403), (1, 2, 20, 5003)],
-           5: [(5, 1, 20, 3, 403), (3, 500, 8, 10, 1), (2, 7, 5, 300, 9)]}
+EXTENTS = {"flat": [(100003,)], "rows": [(600, 403), (40, 5003), (70000, 3)], "planes": [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
+           "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
+           "groups": [(5, 1, 20, 3, 403), (3, 500, 8, 10, 1), (2, 7, 5, 300, 9)]}
 # One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
@@ -46,7 +46,7 @@ print(json.dumps([pieces, found]))
 
 def extents(f):
     """Those of a reduction: its axis in parts, of the last axis and of others."""
-    return [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)] if f["family"] == "reduce" else EXTENTS[len(f["sizes"])]
+    return [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)] if f["family"] == "reduce" else cases.of_form(f, EXTENTS)
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def arguments(f, sizes):
     for number, a in enumerate(f["arguments"]):
         if "kind" not in a:
             continue
-        shape = checks.shape_of(sizes, a["kind"])
+        shape = checks.shape_of(f, sizes, a)
         if a["role"] == "in":
             array = drawn(number, shape, a["dtype"], a["positive"])
         else:

@@ -3,6 +3,7 @@
 
 import ctypes
 
+import cases
 import checks
 import gpu as gpus
 import kflib
@@ -38,7 +39,7 @@ def set_device(gpu, lib, device):
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_second_device(second, f):
     lib, there = second
-    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+    for sizes, shift in cases.of_form(f, robust.SHAPES):
         checks.run(lib, there, f, sizes, shift=shift)
         robust.graph(there, lib, f, sizes, shift)
 
@@ -47,7 +48,7 @@ def test_second_device(second, f):
 def test_a_stream_of_another_device(gpu, second, f):
     """Refused, with both devices in the message; nothing is written, and the next call works."""
     lib, there = second
-    sizes, shift = robust.SHAPES[len(f["sizes"])][0]
+    sizes, shift = cases.of_form(f, robust.SHAPES)[0]
     call = checks.Layout(lib, f, sizes, shift=shift)
     there.upload(call.image)
     assert lib.call(f, call.given(there.base), gpu.side) == CUDA

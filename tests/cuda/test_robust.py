@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every launcher promises beyond right numbers, on a GPU: support/robust.py has the checks, one per test here."""
 
+import cases
 import checks
 import counting
 import kflib
@@ -24,13 +25,13 @@ def lib(libraries):
 
 @every
 def test_graph(gpu, lib, f):
-    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+    for sizes, shift in cases.of_form(f, robust.SHAPES):
         robust.graph(gpu, lib, f, sizes, shift)
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
 def test_streams(gpu, lib, group):
-    robust.streams(gpu, lib, [(f, sizes, shift) for f in GROUPS[group] for sizes, shift in robust.SHAPES[len(f["sizes"])]])
+    robust.streams(gpu, lib, [(f, sizes, shift) for f in GROUPS[group] for sizes, shift in cases.of_form(f, robust.SHAPES)])
 
 
 def test_a_call_that_allocates_is_counted(lib):
@@ -41,14 +42,14 @@ def test_a_call_that_allocates_is_counted(lib):
 
 @every
 def test_only_launches(gpu, lib, f):
-    for sizes, shift in robust.SHAPES[len(f["sizes"])] + robust.LARGE[len(f["sizes"])][:1]:
+    for sizes, shift in cases.of_form(f, robust.SHAPES) + cases.of_form(f, robust.LARGE)[:1]:
         robust.only_launches(gpu, lib, f, sizes, shift)
 
 
 @pytest.mark.alone
 def test_memory_stays(gpu, lib):
     """The device's free memory is what it was, once every kernel has been loaded."""
-    calls = [(f, checks.Layout(lib, f, sizes, shift=shift)) for f in FUNCTIONS for sizes, shift in robust.SHAPES[len(f["sizes"])]]
+    calls = [(f, checks.Layout(lib, f, sizes, shift=shift)) for f in FUNCTIONS for sizes, shift in cases.of_form(f, robust.SHAPES)]
 
     def all_functions():
         for f, call in calls:
@@ -65,7 +66,7 @@ def test_memory_stays(gpu, lib):
 @every
 def test_repeated(gpu, lib, f):
     """Sums are split by shape: more shapes for them."""
-    shapes = robust.LARGE[len(f["sizes"])] if f["workspace"] else robust.LARGE[len(f["sizes"])][:1]
+    shapes = cases.of_form(f, robust.LARGE) if f["workspace"] else cases.of_form(f, robust.LARGE)[:1]
     shapes = shapes + (robust.PARTED if f["family"] == "reduce" else [])
     for sizes, shift in shapes:
         robust.repeated(gpu, lib, f, sizes, shift)
@@ -73,12 +74,12 @@ def test_repeated(gpu, lib, f):
 
 @every
 def test_chained(gpu, lib, f):
-    robust.chained(gpu, lib, f, robust.LARGE[len(f["sizes"])][0][0])
+    robust.chained(gpu, lib, f, cases.of_form(f, robust.LARGE)[0][0])
 
 
 @every
 def test_alone(gpu, lib, f):
-    for sizes, shift in robust.SHAPES[len(f["sizes"])]:
+    for sizes, shift in cases.of_form(f, robust.SHAPES):
         robust.alone(gpu, lib, f, sizes, shift)
 
 

@@ -14,11 +14,12 @@ import kflib
 
 MANIFEST = kflib.manifest()["functions"]
 # What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
-FEW = {1: [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
-       2: [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((36, 300), "normal", 0), ((0, 8), "normal", 0)],
-       3: [((2, 3, 304), "special", 0), ((3, 5, 19), "normal", 0), ((2, 5, 9), "wide", 1), ((19, 16, 1), "normal", 0), ((0, 3, 4), "normal", 0)],
-       4: [((2, 3, 5, 64), "special", 0), ((2, 2, 3, 301), "normal", 0), ((3, 1, 2, 30), "wide", 1), ((0, 3, 4, 8), "normal", 0)],
-       5: [((2, 1, 3, 4, 32), "special", 0), ((1, 7, 3, 5, 9), "normal", 0), ((2, 5, 2, 8, 1), "wide", 1), ((0, 2, 3, 4, 5), "normal", 0)]}
+FEW = {"flat": [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
+       "rows": [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((36, 300), "normal", 0), ((0, 8), "normal", 0)],
+       "planes": [((2, 3, 304), "special", 0), ((3, 5, 19), "normal", 0), ((2, 5, 9), "wide", 1), ((19, 16, 1), "normal", 0),
+                  ((0, 3, 4), "normal", 0)],
+       "heads": [((2, 3, 5, 64), "special", 0), ((2, 2, 3, 301), "normal", 0), ((3, 1, 2, 30), "wide", 1), ((0, 3, 4, 8), "normal", 0)],
+       "groups": [((2, 1, 3, 4, 32), "special", 0), ((1, 7, 3, 5, 9), "normal", 0), ((2, 5, 2, 8, 1), "wide", 1), ((0, 2, 3, 4, 5), "normal", 0)]}
 REDUCED = [((3, 300, 1), "special", 0), ((2, 5001, 1), "normal", 0), ((2, 70, 9), "wide", 1), ((1, 900, 20), "normal", 0), ((0, 7, 3), "normal", 0)]
 
 
@@ -29,7 +30,7 @@ class Sample:
     runs: tuple = emulator.RUNS
 
     def cases(self, f):
-        return cases.runs(f) if cases.LEVEL > 1 else REDUCED if f["family"] == "reduce" else FEW[len(f["sizes"])]
+        return cases.runs(f) if cases.LEVEL > 1 else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
 
 def of_each_kernel(f):

@@ -66,14 +66,14 @@ def test_dropout_probabilities(lib, memory, f, p):
 
 
 # Sums of several parts, with tiles that end inside of the tensor.
-TALL = {2: [(200, 24), (90, 700)], 3: [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
+TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
 
 
 @numeric.each([f for f in numeric.IN_PLACE if cases.walks(f)], "name")
 def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel", "group")}
-    for sizes in [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else TALL[len(f["sizes"])]:
+    for sizes in [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else cases.of_form(f, TALL):
         found = []
         try:
             for sms in (132, 5, 1):

@@ -93,13 +93,13 @@ def test_a_captured_stream_is_not_asked(cuda, functions):
         cuda.seen.capturing = cuda.seen.status = 0
 
 
-LARGE = {1: (2**45,), 2: (2**40, 32), 3: (2**40, 2, 16), 4: (2**38, 2, 4, 16), 5: (2**36, 2, 4, 2, 16)}
+LARGE = {"flat": (2**45,), "rows": (2**40, 32), "planes": (2**40, 2, 16), "heads": (2**38, 2, 4, 16), "groups": (2**36, 2, 4, 2, 16)}
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):
     """Pointers that nobody dereferences, tensors of 2^45 elements: refused by those that give a block to so many."""
     for f in functions:
-        call = Call(cuda, f).set(**dict(zip(f["sizes"], LARGE[len(f["sizes"])])))
+        call = Call(cuda, f).set(**dict(zip(f["sizes"], cases.of_form(f, LARGE))))
         for i, a in enumerate(tensors_of(f)):
             call.set(**{a["name"]: (i + 1) * 2**52})
         if cases.walks(f):  # a launch of few blocks

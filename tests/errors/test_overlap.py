@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of every function that share memory: in place where the manifest allows it, refused otherwise."""
 
+import cases
 from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of
 
 
@@ -54,14 +55,14 @@ def test_what_is_not_read_may_lie_anywhere(lib, functions):
 
 
 # Multiples of 8 bytes, all of them.
-SIDE_BY_SIDE = {1: (64,), 2: (4, 16), 3: (2, 4, 8), 4: (2, 2, 2, 8), 5: (2, 2, 2, 2, 4)}
+SIDE_BY_SIDE = {"flat": (64,), "rows": (4, 16), "planes": (2, 4, 8), "heads": (2, 2, 2, 8), "groups": (2, 2, 2, 2, 4)}
 
 
 def test_side_by_side(lib, functions):
     """Tensors that touch do not overlap."""
     for f in functions:
         for order in (1, -1):  # an output behind an input, and before one
-            call = Call(lib, f, SIDE_BY_SIDE[len(f["sizes"])])
+            call = Call(lib, f, cases.of_form(f, SIDE_BY_SIDE))
             at = call.base + GAP
             for a in tensors_of(f)[::order]:
                 call.set(**{a["name"]: at})

@@ -20,7 +20,7 @@ def test_null(lib, functions):
                 Call(lib, f).set(**{a["name"]: None}).accepts(f"{a['name']} NULL", set(outputs(f)) - {a["name"]})
             else:
                 call = Call(lib, f).set(**{a["name"]: None})
-                call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(a, call.sizes)} elements")
+                call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements")
         # All that may be NULL together, the workspace too when no sum is asked for.
         nullable = [a["name"] for a in tensors_of(f) if a["nullable"]]
         call = Call(lib, f).set_all(nullable, None)

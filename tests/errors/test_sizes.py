@@ -4,10 +4,10 @@
 import cases
 from refusals import INVALID_SIZE, Call, count, extents, outputs, sums, tensors_of
 
-OVERFLOWS = {1: [(2**62,), (2**63 - 1,)], 2: [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
-             3: [(2**22, 2**22, 2**22), (2**62, 1, 4), (2**32, 1, 2**32), (1, 2**62, 2**62), (2**63 - 1, 2, 1)],
-             4: [(2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 4), (1, 2**32, 1, 2**32), (2, 1, 2**62, 1), (2**63 - 1, 2, 1, 1)],
-             5: [(2**20, 2**20, 2**20, 1, 2**20), (2**62, 1, 1, 1, 4), (1, 1, 2**32, 1, 2**32), (2, 1, 1, 2**62, 1), (2**63 - 1, 2, 1, 1, 1)]}
+OVERFLOWS = {"flat": [(2**62,), (2**63 - 1,)], "rows": [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
+             "planes": [(2**22, 2**22, 2**22), (2**62, 1, 4), (2**32, 1, 2**32), (1, 2**62, 2**62), (2**63 - 1, 2, 1)],
+             "heads": [(2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 4), (1, 2**32, 1, 2**32), (2, 1, 2**62, 1), (2**63 - 1, 2, 1, 1)],
+             "groups": [(2**20, 2**20, 2**20, 1, 2**20), (2**62, 1, 1, 1, 4), (1, 1, 2**32, 1, 2**32), (2, 1, 1, 2**62, 1), (2**63 - 1, 2, 1, 1, 1)]}
 MOST = 2**58
 
 
@@ -31,7 +31,7 @@ def test_negative_sizes(lib, functions):
 def test_products_that_overflow(lib, functions):
     """The message is about the first size that the ones before it leave no room for."""
     for f in functions:
-        for sizes in OVERFLOWS[len(f["sizes"])]:
+        for sizes in cases.of_form(f, OVERFLOWS):
             room, wrong = MOST, None
             for name, size in zip(f["sizes"], sizes):
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
@@ -49,8 +49,8 @@ def test_zero_extents(lib, functions):
             if size == "axis" and f["empty"] == "error" and not f["bwd"]:
                 call.refuses(INVALID_SIZE, "axis", "is 0, expected 1 or more")
                 continue
-            written = [a["name"] for a in tensors_of(f) if a["role"] != "in" and count(a, empty)]
-            call.set_all([a["name"] for a in tensors_of(f) if count(a, empty) == 0], None)
+            written = [a["name"] for a in tensors_of(f) if a["role"] != "in" and count(f, a, empty)]
+            call.set_all([a["name"] for a in tensors_of(f) if count(f, a, empty) == 0], None)
             call.accepts(f"{size} = 0", written)
             for name in [n for n in sums(f) if n in written] if lib.backend == "cpu" else ():
                 assert not call.span(name).any(), f"{call.name}: {name} over {size} = 0 is not zero"

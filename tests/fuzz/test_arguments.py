@@ -48,7 +48,7 @@ def meet(a, b):
 
 
 def operands_of(f, values, sizes):
-    found = [Operand(a["name"], a["kind"], item(a), count(a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"],
+    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"],
                      a["same_as"], a["place_of"]) for a in tensors_of(f)]
     if f["dropout"]:
         found.append(Operand("state", "pair", 8, 2, values["state"] if f["state"] else None, False, not f["state"], False, ""))
@@ -79,7 +79,7 @@ def verdict(f, values, workspace_needed):
             return INVALID_SIZE, name
         room //= max(size, 1)
     summed = [a for a in tensors_of(f) if a["role"] == "sum"]
-    if not any(count(a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
+    if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
         return INVALID_SIZE, "axis"

@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 
+import cases
 import checks
 import kflib
 import pytest
@@ -112,7 +113,7 @@ def test_called_from_c(lib, functions, spec_file):
     memory = checks.CpuMemory()
     assert len(functions) > 60
     for f in functions:
-        sizes = {1: (1000,), 2: (5, 300), 3: (2, 3, 304)}[len(f["sizes"])]
+        sizes = cases.of_form(f, {"flat": (1000,), "rows": (5, 300), "planes": (2, 3, 304)})
         for values in ("normal", "special"):
             checks.run(lib, memory, f, sizes, values, files=(spec_file,))
 
@@ -207,4 +208,4 @@ def test_unusual_ops(tmp_path, capsys):
     lib = kflib.build("cpu", functions, tmp_path, ("-O2",), include=kflib.render(tmp_path, (path,)))
     memory = checks.CpuMemory()
     for f in functions:
-        checks.run(lib, memory, f, {1: (1000,), 2: (5, 300), 3: (2, 3, 304)}[len(f["sizes"])], files=(path,))
+        checks.run(lib, memory, f, cases.of_form(f, {"flat": (1000,), "rows": (5, 300), "planes": (2, 3, 304)}), files=(path,))

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import cases
 import checks
 import counting
 import kflib
@@ -55,7 +56,8 @@ def test_calls_are_counted(objects):
     lib.dll.kft_planted(ctypes.c_void_p(0))
     assert counting.take(lib) == {"cudaMalloc": 1, "cudaMemsetAsync": 1, "cudaStreamSynchronize": 1, "cudaFree": 1}
     for f in KINDS:
-        given = checks.Layout(lib, f, {1: (67,), 2: (5, 13), 3: (2, 3, 11), 4: (2, 2, 3, 5), 5: (2, 3, 2, 2, 5)}[len(f["sizes"])]).given(4096)
+        sizes = cases.of_form(f, {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)})
+        given = checks.Layout(lib, f, sizes).given(4096)
         assert lib.call(f, given | {s: 0 for s in f["sizes"]}) == 0, lib.detail
         assert lib.call(f, given | {f["sizes"][0]: -1}) != 0
         assert counting.take(lib) == {}

@@ -46,7 +46,16 @@ REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128
 REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 3000, 4100), 0]]
 WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
-SUMS = {2: [[(2100, 12), 0]], 3: [[(1300, 2, 9), 0]], 5: [[(700, 1, 2, 2, 9), 0]]}
+SUMS = {"rows": [[(2100, 12), 0]], "planes": [[(1300, 2, 9), 0]], "groups": [[(700, 1, 2, 2, 9), 0]]}
+
+
+LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [outer, axis, inner]
+
+
+def of_form(f, table, *default):
+    """What a table {how the tensors of a function lie: shapes} has for a function. A form that it does not know is an error."""
+    form = LIKE.get(f["form"], f["form"])
+    return table.get(form, *default) if default else table[form]
 
 
 def whole_table(f):
@@ -111,7 +120,7 @@ def rows_of(f, table):
     if groups(f):  # of one channel or several, in one piece or in two
         return [[(2, 1, r // 2, *parts(c)) if r % 2 == 0 else (1, 2, r, c // 4, 2) if c % 8 == 0 else (1, 1, r, c, 1), shift]
                 for (r, c), shift in table]
-    if len(f["sizes"]) == 4:
+    if f["form"] == "heads":
         return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]
     if channels(f):  # in two pieces, in short ones, in pieces that are no whole vectors, in one piece
         pieces = [2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1 for (r, c), _ in table]
@@ -122,11 +131,12 @@ def rows_of(f, table):
 
 
 def shapes(f):
-    base, more = {1: (FLAT, FLAT_2), 2: (ROWS, ROWS_2), 3: (PLANES, PLANES_2), 4: (HEADS, HEADS_2), 5: (GROUPS, GROUPS_2)}[len(f["sizes"])]
+    tables = {"flat": (FLAT, FLAT_2), "rows": (ROWS, ROWS_2), "planes": (PLANES, PLANES_2), "heads": (HEADS, HEADS_2), "groups": (GROUPS, GROUPS_2)}
+    base, more = of_form(f, tables)
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:
-        base = base + SUMS[len(f["sizes"])]
+        base = base + of_form(f, SUMS)
     base = base + rows_of(f, LINES) if f["family"] == "row" and whole_table(f) else base
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
@@ -141,7 +151,7 @@ def runs(f, long=False, share=1):
     for i, (sizes, shift) in enumerate(shapes(f) + more):
         if i > 0 and (i + turn) % share:
             continue
-        one = (VALUES[0 if [sizes, shift] in SUMS.get(len(sizes), []) else i % 3],)
+        one = (VALUES[0 if [sizes, shift] in of_form(f, SUMS, []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:
             found.append((sizes, values, shift))
     return found

@@ -121,7 +121,7 @@ def places(f, sizes, shift=0, aliases=()):
             continue
         size = np.dtype(STORAGE[a["dtype"]]).itemsize
         found[a["name"]] = -(-at // 64) * 64 + size * (shift[k % len(shift)] if isinstance(shift, tuple) else shift)
-        at = found[a["name"]] + size * math.prod(shape_of(sizes, a["kind"])) + GUARD
+        at = found[a["name"]] + size * math.prod(shape_of(f, sizes, a)) + GUARD
     return found, at
 
 
@@ -146,7 +146,7 @@ class Layout:
         self.place, at = places(f, sizes, shift, alias)
         self.data = {}
         for name, a in self.tensors.items():
-            shape = shape_of(sizes, a["kind"])
+            shape = shape_of(f, sizes, a)
             if a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
                 array = row_checks.draw(rng, self, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])

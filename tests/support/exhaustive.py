@@ -23,7 +23,7 @@ def call(lib, f, inputs, sizes, scalars=None):
     for a in f["arguments"]:
         if "kind" not in a:
             continue
-        name, shape = a["name"], checks.shape_of(sizes, a["kind"])
+        name, shape = a["name"], checks.shape_of(f, sizes, a)
         if a["role"] == "in":
             data[name] = np.ascontiguousarray(inputs[name]).reshape(shape)
         else:

@@ -25,9 +25,9 @@ def shapes(f):
     """[sizes of one row of the first axis, rows of a piece]: (sizes without the first, rows)."""
     if cases.channels(f):
         return [((1032,), 11), ((1031,), 11)]
-    return {1: [((), 10007)], 2: [((1032,), 11), ((1031,), 11)], 3: [((32, 68), 5), ((1032, 1), 11)],
-            4: [((2, 3, 172), 11), ((3, 1, 345), 5)],
-            5: [((1, 4, 2, 129), 11), ((43, 3, 8, 1), 11)]}[len(f["sizes"])]
+    return cases.of_form(f, {"flat": [((), 10007)], "rows": [((1032,), 11), ((1031,), 11)], "planes": [((32, 68), 5), ((1032, 1), 11)],
+            "heads": [((2, 3, 172), 11), ((3, 1, 345), 5)],
+            "groups": [((1, 4, 2, 129), 11), ((43, 3, 8, 1), 11)]})
 
 
 def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
@@ -89,7 +89,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
         for name, a in call.tensors.items():
             if not robust.batch_axis(a) or given[name] is None:
                 continue
-            item, width = call.data[name].itemsize, math.prod(checks.shape_of(cases.of_count(f, 1, rest), a["kind"]))
+            item, width = call.data[name].itemsize, math.prod(checks.shape_of(f, cases.of_count(f, 1, rest), a))
             count = (first + behind) * width
             at = gpu.malloc(count * item + GUARD)
             owned.append(at)

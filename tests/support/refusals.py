@@ -5,6 +5,7 @@ written and nothing launched; or it is accepted, and nothing but its outputs is 
 For a CUDA launcher (hostcuda.py) the runtime launches nothing, so that no call of it may write anything.
 """
 
+import cases
 import checks
 import hostcuda
 import kflib
@@ -14,7 +15,7 @@ import toolkit
 
 BUILD = kflib.ROOT / "build/tests/errors"
 FUNCTIONS = kflib.manifest()["functions"]
-EXTENTS = {1: (67,), 2: (5, 13), 3: (2, 3, 11), 4: (2, 2, 3, 5), 5: (2, 3, 2, 2, 5)}
+EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)}
 PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
          "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
 SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY = range(10)
@@ -33,7 +34,7 @@ def library(backend):
 
 
 def extents(f):
-    return (1, 40, 2) if f["family"] == "reduce" else EXTENTS[len(f["sizes"])]
+    return (1, 40, 2) if f["family"] == "reduce" else cases.of_form(f, EXTENTS)
 
 
 def most_launches(f):
@@ -57,8 +58,8 @@ def item(a):
     return kflib.SIZE[a["dtype"]]
 
 
-def count(a, sizes):
-    return int(np.prod(checks.shape_of(sizes, a["kind"])))
+def count(f, a, sizes):
+    return int(np.prod(checks.shape_of(f, sizes, a)))
 
 
 class Call:
@@ -69,7 +70,7 @@ class Call:
         self.name = f["cpu_name" if lib.backend == "cpu" else "name"]
         self.at, self.bytes, end = {}, {}, GAP
         for a in tensors_of(f):
-            self.at[a["name"]], self.bytes[a["name"]] = end, count(a, self.sizes) * item(a)
+            self.at[a["name"]], self.bytes[a["name"]] = end, count(f, a, self.sizes) * item(a)
             end += -(-self.bytes[a["name"]] // 64) * 64 + GAP
         self.workspace_bytes = lib.workspace_bytes(f, list(self.sizes))
         self.at[":workspace"], self.bytes[":workspace"] = end, self.workspace_bytes

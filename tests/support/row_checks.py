@@ -29,7 +29,7 @@ def draw(rng, call, a, values):
     """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
     or is added up with them, is seen."""
     if a["kind"] == "shared":
-        return mask(rng, storage.shape_of(call.sizes, "shared"), a["dtype"])
+        return mask(rng, storage.shape_of(call.f, call.sizes, a), a["dtype"])
     rows, cols = extent(call)
     shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[2:4]}.get(a["kind"], (rows,))
     if a["dtype"] == "i64":  # labels, of which some are ignored
@@ -40,7 +40,7 @@ def draw(rng, call, a, values):
         array = storage.from_float(np.where(rng.random(shape) < 0.2 / max(cols, 1), 0.0, sizes), a["dtype"])
     if a["kind"] == "elem" and values != "normal":
         array[::3] = storage.draw(rng, array[::3].shape, a["dtype"], values, a["positive"])
-    return of_rows(call, array, a["kind"])
+    return of_rows(call, array, a)
 
 
 def mask(rng, shape, dtype):
@@ -51,8 +51,9 @@ def mask(rng, shape, dtype):
     return storage.from_float(np.where(seen, rng.standard_normal(shape), -np.inf), dtype)
 
 
-def of_rows(call, array, kind):
+def of_rows(call, array, tensor):
     """From [rows, cols] to the tensor's shape."""
+    kind = tensor["kind"]
     if cases.channels(call.f) and kind == "elem":
         outer, channels, inner = call.sizes
         return np.ascontiguousarray(array.reshape(channels, outer, inner).swapaxes(0, 1))
@@ -60,7 +61,7 @@ def of_rows(call, array, kind):
         outer, length, groups, channels, inner = call.sizes
         return np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
     if call.f["family"] != "reduce":
-        return array.reshape(storage.shape_of(call.sizes, kind))
+        return array.reshape(storage.shape_of(call.f, call.sizes, tensor))
     outer, axis, inner = call.sizes
     return np.ascontiguousarray(array.reshape(outer, inner, axis).swapaxes(1, 2)) if kind == "elem" else array.reshape(outer, inner)
 
@@ -110,7 +111,7 @@ def environment(call, data):
             env[s.name] = np.full(extent(call)[1] if s.kind in ("row", "group") else 1, float(s.absent))
         else:
             env[s.name] = columns(call, storage.to_float(data[s.name], s.dtype.word), s.kind)
-    env |= query_names(extent(call)[0], call.sizes[2], np) if len(call.sizes) == 4 else {}
+    env |= query_names(extent(call)[0], call.sizes[2], np) if call.f["form"] == "heads" else {}
     return env | dict(zip((KEEP, KEEP_SCALE), call.mask()))
 
 
@@ -124,7 +125,7 @@ def fill(call):
     env = environment(call, call.data) | row_names(cols, np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
-        value = of_rows(call, np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)), s.kind)
+        value = of_rows(call, np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)), call.tensors[s.name])
         call.data[s.name] = np.ascontiguousarray(storage.from_float(value, s.dtype.word))
 
 

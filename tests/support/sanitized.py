@@ -18,18 +18,18 @@ import selection  # noqa: E402
 # Fewer blocks than usual fill the GPU, so that several vectors a thread are reached by tensors of a few ten thousand elements.
 FLAGS = ("-O3", "-arch=native", "-lineinfo", "-DKFI_MAP_FILL=4")
 # Vectors and single elements, several vectors a thread, odd rows, planes and rows of channels, tails, sums of several parts.
-SHAPES = {1: [((1003,), 0), ((61,), 1), ((32773,), 0)],
-          2: [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
-          3: [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)],
-          4: [((2, 3, 5, 304), 0), ((2, 2, 3, 49), 1)],
-          5: [((2, 1, 3, 5, 64), 0), ((2, 33, 3, 10, 1), 0), ((1, 3, 2, 5, 7), 1), ((1, 600, 4, 16, 1), 0)]}
+SHAPES = {"flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
+          "rows": [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
+          "planes": [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)],
+          "heads": [((2, 3, 5, 304), 0), ((2, 2, 3, 49), 1)],
+          "groups": [((2, 1, 3, 5, 64), 0), ((2, 33, 3, 10, 1), 0), ((1, 3, 2, 5, 7), 1), ((1, 600, 4, 16, 1), 0)]}
 # Of ops over rows: several rows for each block that walks down them, of several warps; a cluster of blocks.
 LONG = [((601, 1000), 0), ((3, 40000), 0)]
 PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
 
 
 def shapes(f):
-    return SHAPES[len(f["sizes"])] + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(f["family"], [])
+    return cases.of_form(f, SHAPES) + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(f["family"], [])
 
 
 class Runtime:

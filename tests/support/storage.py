@@ -2,6 +2,7 @@
 """What checks.py and row_checks.py have in common: entries by name; values as they are stored, drawn and compared."""
 
 import functools
+import math
 
 import numpy as np
 from kfgen import expand
@@ -48,24 +49,10 @@ def from_float(x, dtype):
         return x.astype(STORAGE[dtype])
 
 
-def shape_of(sizes, kind):
-    """The array shape of an operand for sizes n | rows, cols | outer, channels, inner | outer, axis, inner | batch, heads,
-    queries, keys | outer, length, groups, channels, inner."""
-    if kind == "group":
-        return tuple(sizes[2:4])
-    if kind == "per_group":
-        return (sizes[0], sizes[2])
-    if kind == "half":
-        return (sizes[0], 2 * sizes[1])
-    if kind in ("per_row", "shared"):
-        return (*sizes[:1], *sizes[2:])
-    if kind == "per_query":
-        return tuple(sizes[:3])
-    if kind == "per_plane":
-        return tuple(sizes[:2])
-    if kind in ("row", "channel", "per_channel"):
-        return (sizes[1],)
-    return tuple(sizes)
+def shape_of(f, sizes, tensor):
+    """The array shape of a tensor of a function: its extents in the manifest are sizes and products of them, such as 2 * cols."""
+    at = dict(zip(f["sizes"], sizes))
+    return tuple(math.prod(int(at.get(word, word)) for word in extent.split(" * ")) for extent in tensor["shape"])
 
 
 @functools.cache
