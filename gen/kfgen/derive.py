@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An op's expressions as a graph, and the gradients derived from them."""
 
-import re
-
+from kfgen.entries import names_read
 from kfgen.expr import ELEM, INF, QUERIES, QUERY, ROW, UNIFORM, ExprError, Graph, gradient, parse
-
-
-def names_read(text):
-    """The names in an expression but for those it calls: a value may be called `mean`, which is a word as well."""
-    return set(re.findall(r"\b\w+\b(?!\s*\()", text))
 
 
 def in_order(texts):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a spec file says, as objects: entries, their fields read one by one, and the names that may be given."""
 
+import ast
+import functools
 import keyword
 import re
 from dataclasses import dataclass, field
@@ -40,6 +42,25 @@ UNUSABLE = "choose a lower-case word that nothing else here has and that neither
 def usable(name):
     """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
     return bool(NAME.match(name)) and not DERIVED.match(name) and name not in RESERVED
+
+
+def _names(text):
+    """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
+    try:
+        nodes = list(ast.walk(ast.parse(text.strip())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set(), set()
+    called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}, {node.id for node in called}
+
+
+def names_read(text):
+    """A value may be called `mean`, which is a word as well."""
+    return _names(text)[0]
+
+
+def names_called(text):
+    return _names(text)[1]
 
 
 class SpecError(Exception):
@@ -124,9 +145,9 @@ class Op:
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def dropout(self):
-        return any("dropout(" in text for text in self.outputs.values())
+        return any("dropout" in names_called(text) for text in self.outputs.values())
 
     @property
     def has_act(self):

@@ -11,8 +11,9 @@ import numpy as np
 import scipy.special as sp
 
 from kfgen import oracle, passes
-from kfgen.derive import in_order, names_read
+from kfgen.derive import in_order
 from kfgen.emit import evaluate
+from kfgen.entries import names_read
 from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
 
 

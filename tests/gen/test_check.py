@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from kfgen import check, derive, spec
+from kfgen import check, derive, entries, spec
 from kfgen.cli import main
 from kfgen.render import Selection
 
@@ -157,7 +157,13 @@ def test_values_called_as_words_are(tmp_path, capsys):
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
     loaded = spec.load([path])
     assert derive.in_order(loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs) == ["y", "mean", "z"]
-    assert derive.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
+    assert entries.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
+
+
+def test_a_call_is_a_call_with_blanks_in_it(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n')
+    assert spec.load([path]).ops["spaced"].dropout
 
 
 def test_points_are_seen():
