@@ -88,7 +88,7 @@ uninstall:
 dist: jinja
 	@$(KFPYTHON) gen/dist.py build/dist
 
-test: $(VENV)/test.stamp headers cc cxx
+test: $(VENV)/test.stamp cc cxx
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n 2 $(TESTS)
 
 LOG ?= build/robust.txt

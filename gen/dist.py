@@ -17,7 +17,7 @@ import tarfile
 sys.dont_write_bytecode = True
 from kfgen import docs, package, paths, single  # noqa: E402
 from kfgen import spec as specs  # noqa: E402
-from kfgen.render import Selection  # noqa: E402
+from kfgen.render import Renderer, Selection  # noqa: E402
 
 
 def git(*arguments):
@@ -42,8 +42,9 @@ def tracked():
 
 def generated(selection):
     """{path: text}"""
-    found = package.tree(selection)
-    found |= {f"single/{name}": text for name, text in single.everything(selection).items()}
+    rendered = Renderer(selection).render()
+    found = package.tree(selection, rendered=rendered)
+    found |= {f"single/{name}": text for name, text in single.everything(selection, rendered=rendered).items()}
     found["CMakeLists.txt"] = package.template("CMakeLists.txt")
     found["docs/reference.md"] = docs.text(selection)
     return found

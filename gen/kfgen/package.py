@@ -39,10 +39,10 @@ def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=D
     return found
 
 
-def tree(selection, prefix=DEFAULTS["prefix"]):
-    """{path below the prefix: text} of everything that is installed."""
+def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
+    """{path below the prefix: text} of everything that is installed. rendered: the headers, where the caller has them."""
     headers = {h: (paths.INCLUDE / h).read_text() for h in paths.core_headers()}
-    headers |= Renderer(selection).render()
+    headers |= rendered or Renderer(selection).render()
     found = {f"include/{h}": text for h, text in headers.items()}
     where = folders()
     found |= {f"{where[name]}/{name}": text for name, text in flat(prefix).items()}

@@ -19,9 +19,10 @@ def installed(selection):
     return found
 
 
-def everything(selection, user=None):
-    """{name: text} of files that need no other: kf_single.h and .cuh; with a user's entries, <user>_single.h and .cuh."""
-    files = Renderer(installed(selection)).render()
+def everything(selection, user=None, rendered=None):
+    """{name: text} of files that need no other: kf_single.h and .cuh; with a user's entries, <user>_single.h and .cuh. rendered: kf's own
+    part, where the caller has it."""
+    files = dict(rendered) if rendered else Renderer(installed(selection)).render()
     if user:
         files = {**files, **Renderer(selection, user).render()}
     found = {}

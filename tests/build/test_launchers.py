@@ -19,7 +19,6 @@ from conftest import ROOT
 from kfgen import abi, launchers, spec
 from kfgen.cli import main
 from kfgen.dtypes import DTYPES
-from kfgen.render import Renderer, Selection
 
 NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
@@ -70,7 +69,7 @@ def symbols(text):
 
 def test_each_function_is_in_one_file(manifest):
     """That of its first dtype; the header declares it with the signature of the manifest."""
-    files = Renderer(Selection(spec.load())).render()
+    files = kflib.files()
     declared = " ".join(files["kf/kf_launchers.h"].split())
     made = {pathlib.Path(p).stem: symbols(t) for p, t in files.items() if p.endswith(".cu")}
     assert set(made) == {f"kf_launchers_{d}" for d in DTYPES}

@@ -203,7 +203,7 @@ def test_reserved_words_are_complete(tmp_path, family, ext):
     """Every name that the generated code uses beside operands' is refused to operands."""
     path = tmp_path / "own.toml"
     path.write_text(OWN)
-    files = Renderer(Selection(spec.load([path]))).render()
+    files = Renderer(Selection(spec.load([path]), OF_FAMILY[family])).render()
     found = set()
     for stem in OF_FAMILY[family]:
         whole = "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}"))

@@ -2,14 +2,17 @@
 """Builds the launchers that a test or a benchmark needs into one shared library and calls them by ctypes."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "gen"))
@@ -35,14 +38,48 @@ def write(selection, out, user=None):
     return manifests.build(selection, user)["functions"]
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """Test workers ask for the same thing at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def rendered():
+    """The folder of kf's own generated headers: rendered once for each content of the generator, whoever asks for it and how often."""
+    digest, folder = hashlib.sha256(), ROOT / "build/tests/headers"
+    sources = [p for d in ("gen", "templates") for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".toml", ".j2")]
+    for path in sorted([*sources, ROOT / "include/kf/core/version.h"]):
+        digest.update(f"{path.relative_to(ROOT)} {len(path.read_bytes())}\n".encode() + path.read_bytes())
+    out = folder / digest.hexdigest()[:16]
+    with locked(folder):
+        if not (out / "whole").exists():
+            for old in folder.glob("*/whole"):  # of other contents, when nobody can be using them any more
+                if time.time() - old.stat().st_mtime > 86400:
+                    shutil.rmtree(old.parent)
+            write(Selection(specs.load()), out)
+            (out / "whole").touch()
+    return out
+
+
 def render(build_dir, spec_files=(), together=False):
-    """The include directories of freshly rendered headers: kf's own, the generated ones, and those of user specs."""
-    own, users = pathlib.Path(build_dir) / "include", pathlib.Path(build_dir) / "include_user"
-    write(Selection(specs.load(spec_files if together else ())), own)
-    if not spec_files or together:
-        return [ROOT / "include", own]
+    """The include directories of rendered headers: kf's own, the generated ones, and those of user specs, which are rendered below build_dir."""
+    if not spec_files:
+        return [ROOT / "include", rendered()]
+    if together:
+        write(Selection(specs.load(spec_files)), pathlib.Path(build_dir) / "include")
+        return [ROOT / "include", pathlib.Path(build_dir) / "include"]
+    users = pathlib.Path(build_dir) / "include_user"
     write(Selection(specs.load(spec_files)), users, specs.user_stem(spec_files))
-    return [ROOT / "include", own, users]
+    return [ROOT / "include", rendered(), users]
+
+
+def files():
+    """{path: text} of kf's own generated files."""
+    return {p.relative_to(rendered()).as_posix(): p.read_text() for p in sorted((rendered() / "kf").rglob("*")) if p.is_file()}
 
 
 def has_gpu():
