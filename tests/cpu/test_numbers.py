@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the C backend against the float64 oracle, on the axes of cases.py, and in a second build those of numeric.CPU."""
+"""The functions of the C backend against the float64 oracle, on the axes of cases.py: at level 1 the gate's in one build, from level 2 on all,
+and in a second build those of numeric.CPU."""
 
 import checks
 import numeric
@@ -17,22 +18,22 @@ def memory():
     return checks.CpuMemory()
 
 
-@numeric.each_on_cpu(numeric.FUNCTIONS)
+@numeric.each_on_cpu(numeric.GATE)
 def test_numbers(lib, memory, f):
     numeric.numbers(lib, memory, f)
 
 
-@numeric.each_on_cpu(numeric.SKIPPED)
+@numeric.each_on_cpu(numeric.GATE_SKIPPED)
 def test_skipped_gradients(lib, memory, f):
     numeric.skipped_gradients(lib, memory, f)
 
 
-@numeric.each_on_cpu(numeric.IN_PLACE)
+@numeric.each_on_cpu(numeric.GATE_IN_PLACE)
 def test_in_place(lib, memory, f):
     numeric.in_place(lib, memory, f)
 
 
 @numeric.probabilities
-@numeric.each_on_cpu(numeric.DROPOUT)
+@numeric.each_on_cpu(numeric.GATE_DROPOUT)
 def test_dropout_probabilities(lib, memory, f, p):
     numeric.dropout_probability(lib, memory, f, p)

@@ -11,6 +11,7 @@ import typing
 import cases
 import emulator
 import kflib
+import selection
 
 MANIFEST = kflib.manifest()["functions"]
 # What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
@@ -27,6 +28,7 @@ REDUCED = [((3, 300, 1), "special", 0), ((2, 5001, 1), "normal", 0), ((2, 70, 9)
 class Sample:
     variant: str
     takes: typing.Callable  # function -> bool
+    dtypes: tuple
     runs: tuple = emulator.RUNS
 
     def cases(self, f):
@@ -34,7 +36,8 @@ class Sample:
 
 
 def of_each_kernel(f):
-    """One activation of each op: dtypes and directions are kernels of their own, activations are not."""
+    """One activation of each op: dtypes and directions are kernels of their own, activations are not. From level 2 on: at level 1 one of
+    each schedule, of the dtypes that follow."""
     return f["activation"] == ("gelu" if "{act}" in f["op"] else "none")
 
 
@@ -50,12 +53,14 @@ def one_dtype_per_size(f):
 
 SAMPLES = {
     # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
-    "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}"),
-    "races": Sample("tsan", one_dtype_per_schedule, ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
+    "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}", ("f32", "bf16")),
+    "races": Sample("tsan", one_dtype_per_schedule, ("f32",), ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
 }
 
 
 def functions(sample):
+    if cases.LEVEL == 1:
+        return selection.of_schedules(SAMPLES[sample].dtypes)
     return [f for f in MANIFEST if cases.LEVEL > 2 or SAMPLES[sample].takes(f)]
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes and values that every function is run on. KF_LEVEL: 1 for CI, 2 more shapes, 3 everything."""
+"""The shapes and values that every function is run on. KF_LEVEL: 1 for CI, some functions (selection.gate); 2 all of them on more
+shapes, and what else CI has no time for; 3 everything."""
 
 import os
 
@@ -130,25 +131,26 @@ def rows_of(f, table):
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 
 
-def shapes(f):
+def shapes(f, whole=None):
+    """whole: with rows of every length class; otherwise those that have them have them (whole_table)."""
     tables = {"flat": (FLAT, FLAT_2), "rows": (ROWS, ROWS_2), "planes": (PLANES, PLANES_2), "heads": (HEADS, HEADS_2), "groups": (GROUPS, GROUPS_2)}
     base, more = of_form(f, tables)
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:
         base = base + of_form(f, SUMS)
-    base = base + rows_of(f, LINES) if f["family"] == "row" and whole_table(f) else base
+    base = base + rows_of(f, LINES) if f["family"] == "row" and (whole_table(f) if whole is None else whole) else base
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
 
-def runs(f, long=False, share=1):
+def runs(f, long=False, share=1, whole=None):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too. share: of the further shapes
     one in so many, others from activation to activation."""
     lengthy = {"map": [], "row": rows_of(f, LONG + (WALKED if whole_table(f) else [])) if f["family"] == "row" else [], "reduce": REDUCED_LONG}
     found, more = [], lengthy[f["family"]] if long else []
     turn = sum(map(ord, f["activation"]))
-    for i, (sizes, shift) in enumerate(shapes(f) + more):
+    for i, (sizes, shift) in enumerate(shapes(f, whole) + more):
         if i > 0 and (i + turn) % share:
             continue
         one = (VALUES[0 if [sizes, shift] in of_form(f, SUMS, []) else i % 3],)

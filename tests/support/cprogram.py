@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A C program that calls every function it is given (every_call.c), compiled as a test wants it."""
 
-import concurrent.futures
 import pathlib
 import subprocess
+
+import kflib
 
 HERE = pathlib.Path(__file__).parent
 
@@ -41,31 +42,20 @@ def table(name, functions):
     return "\n".join([*text, f"extern const kft_function {name}[];", f"const kft_function {name}[] = {{", *rows, "};", ""])
 
 
-def build(folder, functions, include, flags, jobs=2):
+def build(folder, functions, include, flags):
     """The program's path."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = {}
     for f in functions:
-        groups.setdefault((f["header"], *f["dtypes"]), []).append(f)
+        groups.setdefault(f["header"], []).append(f)
     names = [f"table_{i}" for i in range(len(groups))]
     files = {f"{name}.c": table(name, members) for name, members in zip(names, groups.values())}
     files["tables.c"] = "\n".join(
         ['#include "every_call.h"', *(f"extern const kft_function {name}[];" for name in names), "const kft_table kft_tables[] = {",
          *(f"    {{{name}, {len(members)}}}," for name, members in zip(names, groups.values())), "};",
          f"const int kft_table_count = {len(names)};", ""])
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    sources = [HERE / "every_call.c", *(folder / name for name in files)]
-    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread", f"-I{HERE}", *(f"-I{d}" for d in include)]
-
-    def compile_one(path):
-        out = folder / (path.name + ".o")
-        done = subprocess.run([*command, "-c", str(path), "-o", str(out)], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} {path}\n{done.stderr[-4000:]}")
-        return out
-
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(compile_one, sorted(sources, key=lambda p: -p.stat().st_size)))
-    subprocess.run([*command, *map(str, objects), "-o", str(folder / "every_call"), "-lm"], check=True)
+    files["every_call.c"] = (HERE / "every_call.c").read_text()
+    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread"]
+    made = kflib.objects(command, files, [HERE, *include])
+    subprocess.run([*command, *map(str, made), "-o", str(folder / "every_call"), "-lm"], check=True)
     return folder / "every_call"

@@ -50,7 +50,7 @@ def runtime(build_dir, variant):
 def library(functions, build_dir, variant="plain", include=None):
     """A shared library of the launchers of `functions` that runs them here."""
     include = [HERE / "include", HERE, *(include or kflib.render(build_dir))]
-    return kflib.library("emu", functions, build_dir, flags(variant), include=include, objects=[runtime(build_dir, variant)])
+    return kflib.library("emu", functions, build_dir, flags(variant), include=include, objects_=[runtime(build_dir, variant)])
 
 
 def build(functions, build_dir, include=None):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the launchers that a test or a benchmark needs into one shared library and calls them by ctypes."""
 
+import collections
 import concurrent.futures
 import contextlib
 import ctypes
@@ -9,6 +10,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -25,11 +27,20 @@ CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctype
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
+OBJECTS = ROOT / "build/tests/objects"
+MANY = 40  # functions of one file
+
+
+@functools.cache
+def _own_manifest():
+    return manifests.build(Selection(specs.load()))
 
 
 def manifest(specs_=(), together=False):
     """together: user specs as if they were kf's own; otherwise as `kfgen render --spec` writes them, beside installed headers."""
-    return manifests.build(Selection(specs.load(specs_)), specs.user_stem(specs_) if specs_ and not together else None)
+    if not specs_:
+        return _own_manifest()
+    return manifests.build(Selection(specs.load(specs_)), None if together else specs.user_stem(specs_))
 
 
 def write(selection, out, user=None):
@@ -110,10 +121,12 @@ def _workspace_wrapper(f, backend):
 
 
 def sources(backend, functions):
-    """{file name: text}, one file per header and dtype so that they compile in parallel. emu: CUDA's headers through g++."""
+    """{file name: text}, one file per header, or per header and dtypes where that is many functions, so that they compile in parallel.
+    emu: CUDA's headers through g++."""
+    of_header = collections.Counter(f["header"] for f in functions)
     groups = {}
     for f in functions:
-        groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
+        groups.setdefault((f["header"], "_".join(f["dtypes"]) if of_header[f["header"]] > MANY else "all"), []).append(f)
     ext, link, header = {"cuda": ("cu", 'extern "C" ', ".cuh"), "emu": ("cpp", 'extern "C" ', ".cuh"), "cpu": ("c", "", ".h")}[backend]
     first = "#include <cuda_runtime.h>\n" if backend == "emu" else ""
     files = {}
@@ -133,48 +146,87 @@ def build(backend, *arguments, **options):
     return Lib(backend, library(backend, *arguments, **options))
 
 
-def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects=()):
-    """The path of a shared library of the launchers of `functions`, compiled if it is not there. extra: further files {name:
-    text}; link: further words for the linker; objects: linked to them."""
+INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.M)
+
+
+@functools.cache
+def _read(path, when):
+    """(the digest of a file, what it includes); when: it was changed."""
+    text = pathlib.Path(path).read_bytes()
+    return hashlib.sha256(text).hexdigest(), INCLUDED.findall(text.decode(errors="replace"))
+
+
+def closure(text, include):
+    """{name: digest} of the headers below `include` that a text includes, whether or not a condition leaves them out."""
+    found, left = {}, INCLUDED.findall(text)
+    while left:
+        name = left.pop()
+        if name not in found:
+            path = next((p for p in (os.path.join(d, name) for d in include) if os.path.isfile(p)), None)
+            found[name], more = _read(path, os.stat(path).st_mtime_ns) if path else ("", [])
+            left += more
+    return found
+
+
+@functools.cache
+def _version(compiler):
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+
+
+def objects(command, files, include, jobs=None):
+    """The paths of what `command` makes of each {name: text}; one that is there for the same command, text and headers is not made anew."""
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    command = [str(c) for c in command]
+    forced = [path for word, path in zip(command, command[1:]) if word == "-include"]
+    told = [c for c in command if c not in forced] + [pathlib.Path(path).read_text() for path in forced]
+
+    def compile_one(item):
+        name, text = item
+        seen = "".join([text, *(pathlib.Path(path).read_text() for path in forced)])
+        digest = hashlib.sha256(repr((told, _version(command[0]), text, sorted(closure(seen, include).items()))).encode()).hexdigest()[:24]
+        source, out = OBJECTS / f"{digest}.{os.getpid()}.{name}", OBJECTS / f"{digest}.o"
+        if out.exists():
+            os.utime(out)
+        else:
+            source.write_text(text)
+            made = [*command, *(f"-I{d}" for d in include), "-c", str(source), "-o", f"{source}.o"]
+            done = subprocess.run(made, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(made)}\n{done.stderr[-4000:]}")
+            os.replace(f"{source}.o", out)
+            source.unlink()
+        return out
+
+    # The longest first, so that no core waits for one file at the end.
+    order = sorted(files.items(), key=lambda item: -len(item[1]))
+    with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        return [*pool.map(compile_one, order)]
+
+
+def forget_old_objects(days=7):
+    for path in OBJECTS.glob("*"):
+        if time.time() - path.stat().st_mtime > 86400 * days:
+            path.unlink()
+
+
+def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=()):
+    """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
+    extra: further files {name: text}; link: further words for the linker; objects_: linked to them."""
     build_dir = pathlib.Path(build_dir)
-    build_dir.mkdir(parents=True, exist_ok=True)
     include = include or render(build_dir)
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
     compiler = compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
-    files = sources(backend, functions) | (extra or {})
-    digest = hashlib.sha256(repr((compiler, flags, sorted(files.items()), list(link), [str(o) for o in objects])).encode())
-    for directory in include:
-        for path in sorted(pathlib.Path(directory).rglob("*.*h")):
-            digest.update(path.read_bytes())
-    lock = open(build_dir / "lock", "w")  # test workers ask for the same library at the same time
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    library = build_dir / f"libkft_{backend}_{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        work = build_dir / (library.stem + ".work")
-        work.mkdir(exist_ok=True)
-        cuda = ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"]
-        fpic = {"cuda": cuda, "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
-        includes = [f"-I{d}" for d in include]
-
-        def compile_one(item):
-            name, text = item
-            (work / name).write_text(text)
-            command = [compiler, *flags, *fpic, *includes, "-c", str(work / name), "-o", str(work / (name + ".o"))]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
-            return work / (name + ".o")
-
-        # The longest first, so that no core waits for one file at the end.
-        order = sorted(files.items(), key=lambda item: -len(item[1]))
-        with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-            objects = [*pool.map(compile_one, order), *objects]
-        openmp = ["-fopenmp"] if "-fopenmp" in flags else []
-        sanitizer = [f for f in flags if f.startswith(("-fsanitize", "-Wl,"))]
-        subprocess.run([compiler, "-shared", *openmp, *sanitizer, *link, *map(str, objects), "-o", str(library) + ".tmp", "-lm"], check=True)
-        os.replace(str(library) + ".tmp", library)
-        shutil.rmtree(work)
-    lock.close()
+    cuda = ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"]
+    fpic = {"cuda": cuda, "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
+    openmp = ["-fopenmp"] if "-fopenmp" in flags else []
+    sanitizer = [f for f in flags if f.startswith(("-fsanitize", "-Wl,"))]
+    with locked(build_dir):  # test workers ask for the same library at the same time
+        made = objects([compiler, *flags, *fpic], sources(backend, functions) | (extra or {}), include, jobs)
+        command = [compiler, "-shared", *openmp, *sanitizer, *link, *map(str, [*made, *objects_])]
+        library = build_dir / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
+        if not library.exists():
+            subprocess.run([*command, "-o", f"{library}.tmp", "-lm"], check=True)
+            os.replace(f"{library}.tmp", library)
     return library
 
 

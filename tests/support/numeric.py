@@ -7,6 +7,7 @@ import cases
 import checks
 import kflib
 import pytest
+import selection
 
 FUNCTIONS = kflib.manifest()["functions"]
 BUILDS = {
@@ -15,14 +16,16 @@ BUILDS = {
     "cpu": {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-DKF_STREAM_MIN=0"), "plain": ("-O2", "-ffp-contract=off")},
     "cuda": {"default": ("-O3", "-arch=native"), "nofma": ("-O3", "-arch=native", "-fmad=false")},
 }
-# The native build's loops differ from op to op, and by an activation's words alone: it has some of each op (cases.sampled).
-CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS}
-GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
-for _function in CPU["native"]:
-    GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
+GATE = selection.gate()
 SKIPPED = [f for f in FUNCTIONS if f["bwd"] and f["activation"] in ("none", "gelu")]
 IN_PLACE = [f for f in FUNCTIONS if f["activation"] in ("none", "silu")]
 DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", "relu")]
+# Both builds are level 2's: every function in the plain one; in the native one, whose loops differ from op to op and by an activation's
+# words alone, some of each op (cases.sampled). Level 1 has the gate's in the native build, where the compiler does most.
+CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS} if cases.LEVEL > 1 else {"native": GATE}
+GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
+for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
+    GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
 probabilities = pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 1e-5])
 
 
@@ -36,6 +39,16 @@ def build_cpu(name, folder):
     return kflib.build("cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name])
 
 
+def of_gate(functions, takes=lambda f: True):
+    """Those of `functions` for the backends that run here: at level 1 instead one of each schedule and its dtypes that can be asked the same."""
+    return functions if cases.LEVEL > 1 else [f for f in selection.of_schedules() if takes(f)]
+
+
+GATE_SKIPPED = of_gate(SKIPPED, lambda f: f["bwd"])
+GATE_IN_PLACE = of_gate(IN_PLACE)
+GATE_DROPOUT = of_gate(DROPOUT, lambda f: f["dropout"])
+
+
 def each_on_cpu(functions):
     """Those of `functions` that a build of the C backend has, in each build."""
     wanted = {f["cpu_name"] for f in functions}
@@ -43,8 +56,8 @@ def each_on_cpu(functions):
     return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f['cpu_name']}" for build, f in found])
 
 
-def numbers(lib, memory, f, share=1):
-    for sizes, values, shift in cases.runs(f, lib.backend == "cuda", share):
+def numbers(lib, memory, f, share=1, whole=None):
+    for sizes, values, shift in cases.runs(f, lib.backend == "cuda", share, whole):
         checks.run(lib, memory, f, sizes, values, shift=shift)
     absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("nullable") and not a["unread"])
     for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are

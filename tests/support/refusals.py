@@ -11,10 +11,11 @@ import hostcuda
 import kflib
 import numpy as np
 import pytest
+import selection
 import toolkit
 
 BUILD = kflib.ROOT / "build/tests/errors"
-FUNCTIONS = kflib.manifest()["functions"]
+FUNCTIONS = selection.gate()
 EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)}
 PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
          "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
@@ -25,7 +26,7 @@ PROBABILITY, SEED, OFFSET = 0.25, 1, 2
 
 
 def library(backend):
-    """Every launcher of one backend, cpu or cuda. Refusals take no time, compiling does."""
+    """The gate's launchers of one backend, cpu or cuda, from level 2 on all. Refusals take no time, compiling does."""
     if backend == "cpu":
         return kflib.build("cpu", FUNCTIONS, BUILD, ("-O0", *PARTS))
     if not toolkit.include():

@@ -1,14 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smaller sets of functions that still have one of everything, chosen by what the manifest says of them."""
+"""Smaller sets of functions that still have one of everything, chosen by what the manifest says of them. The same ones in every run
+and in every process: what goes red in one goes red in the next."""
+
+import collections
+import functools
+import heapq
+import math
 
 import cases
 import kflib
+
+FUNCTIONS = kflib.manifest()["functions"]
+
+
+def schedule(f):
+    """What the code around an op's own expression depends on."""
+    return f["family"], f["layout"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"]
+
+
+def features(f):
+    """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
+    its schedule for its dtypes; the activation inside of its kind of kernel and in its dtype; whether its gradient reads the argument.
+    Of casts, which are one schedule, each conversion."""
+    none = f["activation"] == "none"
+    yield "op", f["op"], f["bwd"], f["state"], none
+    yield "schedule", schedule(f), *f["dtypes"], f["name"] if f["op"] == "cast" else ""
+    yield "kind", f["family"], f["layout"], f["bwd"], f["activation"]
+    yield "activation", f["activation"], f["dtypes"][0], f["bwd"]
+    yield "argument", schedule(f), f["reads_x"], none
+
+
+def cover(features, functions):
+    """Few functions that have between them every feature that all of them have: always the one that has most of what is left, and
+    of that the rarest."""
+    of = [frozenset(features(f)) for f in functions]
+    count = collections.Counter(x for found in of for x in found)
+    left, chosen = set(count), []
+
+    def worth(i):  # fsum: a set's order is another one in each process, a sum's last digits would be
+        return math.fsum(10 + 1 / count[x] for x in of[i] & left)
+
+    heap = [(-worth(i), i) for i in range(len(functions))]
+    heapq.heapify(heap)
+    while left:
+        _, i = heapq.heappop(heap)
+        now = worth(i)  # which only falls: what is still worth more than the next one's old value is worth most
+        if heap and -now > heap[0][0]:
+            heapq.heappush(heap, (-now, i))
+        else:
+            chosen.append(i)
+            left -= of[i]
+    return [functions[i] for i in sorted(chosen)]
+
+
+@functools.cache
+def gate():
+    """What level 1 runs: one function at least of every feature. From level 2 on all of them."""
+    return FUNCTIONS if cases.LEVEL > 1 else cover(features, FUNCTIONS)
+
+
+def of_schedules(dtypes=None):
+    """Of the gate one function of each schedule and its dtypes; dtypes: for each of these first ones alone."""
+    found = [f for f in gate() if dtypes is None or f["dtypes"][0] in dtypes]
+    return cover(lambda f: [(schedule(f), *(f["dtypes"] if dtypes is None else f["dtypes"][:1]))], found)
 
 
 def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
     """One function of each kind of argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
     found = {}
-    for f in kflib.manifest()["functions"]:
+    for f in FUNCTIONS:
         if f["activation"] in activations and f["dtypes"][0] in dtypes:
             halves = any(a.get("kind") == "half" for a in f["arguments"])
             found[f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves] = f
@@ -19,7 +79,7 @@ def kernels():
     """Every kernel: two activations (one whose gradient reads its argument, one whose does not), and all of them in the op that is
     the activation alone. From level 2 on every function."""
     found, seen = [], {}
-    for f in kflib.manifest()["functions"]:
+    for f in FUNCTIONS:
         of = seen.setdefault((f["op"], *f["dtypes"], f["bwd"], f["state"]), set())
         kind = (f["reads_x"], f["activation"] == "none")
         if cases.LEVEL > 1 or f["op"] == "{act}" or kind not in of:
