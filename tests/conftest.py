@@ -7,6 +7,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
+import cases  # noqa: E402
 import kflib  # noqa: E402
 import promises  # noqa: E402
 
@@ -16,6 +17,15 @@ BUILD = ROOT / "build/tests"
 def pytest_configure(config):
     if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
         config.pluginmanager.register(promises.Recorder())
+
+
+def pytest_collection_modifyitems(config, items):
+    """What is for a higher level is not there: no skip that says so thousands of times."""
+    higher = [i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))]
+    if higher:
+        config.hook.pytest_deselected(items=higher)
+        out = set(higher)
+        items[:] = [i for i in items if i not in out]
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,14 @@ import subprocess
 import checks
 import exhaustive
 import kflib
+import numeric
 import numpy as np
 import pytest
 from conftest import BUILD
 
 ACTIVATIONS = [a for a in checks.spec().activations.values() if a.name != "none"]
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] == "{act}"]
-BUILDS = {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"), "plain": ("-O2", "-ffp-contract=off")}
+BUILDS = {name: numeric.BUILDS["cpu"][name] for name in numeric.CPU}
 TYPES = {"f32": ("float", "", np.float32), "f64": ("double", "_double", np.float64)}
 
 

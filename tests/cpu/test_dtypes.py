@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C backend's f16 and bf16: every value to float and back, and float to them, to nearest even. In both builds.
+"""The C backend's f16 and bf16: every value to float and back, and float to them, to nearest even. In each build of numeric.CPU.
 
 The references know nothing of kf: NumPy's float16, and for bf16 a search in the sorted table of all its values.
 """
 
 import cases
 import kflib
+import numeric
 import numpy as np
 import pytest
 from conftest import BUILD
 
 FUNCTIONS = {f["cpu_name"]: f for f in kflib.manifest()["functions"] if f["op"] == "cast"}
-BUILDS = {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"), "plain": ("-O2", "-ffp-contract=off")}
+BUILDS = {name: numeric.BUILDS["cpu"][name] for name in numeric.CPU}
 ALL = np.arange(65536, dtype=np.uint32).astype(np.uint16)
 
 

@@ -2,11 +2,9 @@
 """No function reads or writes a byte outside its tensors: each lies directly in front of a page that nobody may touch, or directly
 behind one, and the system kills who does (support/guarded.py)."""
 
-import re
-import shutil
-
 import cases
 import checks
+import faults
 import guarded
 import kflib
 import numeric
@@ -67,13 +65,7 @@ PLANTED = {
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted(include, memory, tmp_path, what):
     text, instead, name = PLANTED[what]
-    for source in include:
-        shutil.copytree(source / "kf", tmp_path / "kf", dirs_exist_ok=True)
-    path = tmp_path / "kf/core/map.h"
-    broken, count = re.subn(text, instead, path.read_text())
-    assert count > 0, f"map.h has no {text!r} any more: write this fault anew"
-    path.write_text(broken)
-    functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] == name]
-    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=[tmp_path])
+    functions = faults.named([name])
+    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=faults.plant(include, tmp_path, "kf/core/map.h", text, instead))
     with pytest.raises(checks.Failure, match=f"killed by signal 11 in {name.replace('_cpu', '')} "):
         guarded.in_child(lambda note: calls(lib, memory, functions, note))

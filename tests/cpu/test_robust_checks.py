@@ -53,7 +53,7 @@ IDEMPOTENT = {"l2_normalize"}  # of its own result it gives that result again
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("f", KINDS, ids=lambda f: f["cpu_name"])
+@pytest.mark.parametrize("f", cases.by_level(KINDS[:: cases.SHARE], KINDS), ids=lambda f: f["cpu_name"])
 def test_broken_promises(plain, gpu, f, fault):
     if FAULTS[fault] == "chained" and (not checks.in_place_pairs(f) or (f["op"] in IDEMPOTENT and not f["bwd"])):
         return  # nothing to work on in place: there is no such call, or nobody could tell
@@ -68,6 +68,7 @@ def test_counted_calls_are_known():
 CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
 LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
                   if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu") and f["op"] not in CONSTANT}.values())
+LARGE_OPS = cases.by_level(selection.cover(lambda f: [selection.schedule(f)], LARGE_OPS), LARGE_OPS)
 
 
 @pytest.fixture(scope="module")

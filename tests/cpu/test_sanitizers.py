@@ -9,7 +9,7 @@ import subprocess
 
 import cases
 import cprogram
-import kflib
+import faults
 import pytest
 import selection
 from hooks import PTHREADS
@@ -87,14 +87,7 @@ PLANTED = {
 def planted(what, include, folder):
     """(functions, include directories of headers with this fault)"""
     file, text, instead, names, _ = PLANTED[what]
-    for source in include:
-        shutil.copytree(source / "kf", folder / "kf", dirs_exist_ok=True)
-    broken, count = re.subn(text, instead, (folder / file).read_text())
-    assert count > 0, f"{file} has no {text!r} any more: write this fault anew"
-    (folder / file).write_text(broken)
-    functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in names]
-    assert len(functions) == len(names)
-    return functions, [folder]
+    return faults.named(names), faults.plant(include, folder, file, text, instead)
 
 
 def is_seen(what, done):

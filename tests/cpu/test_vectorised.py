@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import cases
 import kflib
 import pytest
 
@@ -18,7 +19,7 @@ needs_gcc = pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != 
 
 
 @needs_gcc
-@pytest.mark.parametrize("header", OPS)
+@pytest.mark.parametrize("header", cases.by_level(list(OPS)[::4], OPS))
 def test_loops_over_strips(header, include, tmp_path):
     text = "\n".join(t for name, t in kflib.sources("cpu", OPS[header]).items() if name != "detail.c")
     (tmp_path / "all.c").write_text(text)

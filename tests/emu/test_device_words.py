@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+import cases
 import emulator
 import kflib
 import pytest
@@ -36,7 +37,7 @@ def test_words(include, tmp_path, variant):
     assert passes(include, tmp_path, variant)
 
 
-@pytest.mark.parametrize("i", range(BARRIERS))
+@pytest.mark.parametrize("i", range(0, BARRIERS, cases.by_level(cases.SHARE, 1)))
 def test_removed_barrier(include, tmp_path, i):
     """By a wrong value or, where every thread of the emulation has read before the next one writes, by the race check."""
     changed = tmp_path / "include/kf/core"

@@ -3,13 +3,12 @@
 notice: an order of the threads, or a sanitizer."""
 
 import pathlib
-import re
-import shutil
 import sys
 
 import cases
 import checks
 import emulator
+import faults
 import pytest
 import toolkit
 from conftest import ROOT
@@ -147,17 +146,6 @@ SUMS = [f for f in samples.MANIFEST if f["workspace"] and f["dtypes"][0] in ("f3
 SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh"] for i in range(path.read_text().count(BARRIER))]
 
 
-def broken(include, folder, file, change):
-    """A copy of the headers with one file changed."""
-    for source in include:
-        shutil.copytree(source / "kf", folder / "kf", dirs_exist_ok=True)
-    text = (folder / file).read_text()
-    changed = change(text)
-    assert changed != text, f"{file} has nothing to break any more: write this fault anew"
-    (folder / file).write_text(changed)
-    return [folder]
-
-
 def caught(include, folder, functions, sanitizers):
     """Which of the ways that CI runs notice; at KF_LEVEL=1 the first order of threads that does, and the sanitizers."""
     lib = emulator.build(functions, folder / "lib", include=include)
@@ -182,26 +170,31 @@ def caught(include, folder, functions, sanitizers):
     return found
 
 
-@pytest.mark.parametrize("what", SEEDED)
+def test_every_fault_has_its_place(include, tmp_path):
+    """Those that level 1 does not compile can still be planted."""
+    for file, text, instead, _, _ in SEEDED.values():
+        faults.plant(include, tmp_path, file, text, instead)
+
+
+@pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     file, text, instead, names, sanitizers = SEEDED[what]
-    functions = [f for f in samples.MANIFEST if f["name"] in names]
-    assert len(functions) == len(names)
-    found = caught(broken(include, tmp_path, file, lambda t: re.sub(text, instead, t)), tmp_path, functions, sanitizers)
+    functions = faults.named(names, "cuda")
+    found = caught(faults.plant(include, tmp_path, file, text, instead), tmp_path, functions, sanitizers)
     print("noticed by", sorted(found))  # pytest -rP shows it
     assert found, f"nobody notices {what}"
     assert set(sanitizers) <= found, f"{sanitizers} do not notice {what}"
 
 
-@pytest.mark.parametrize("path, i", SITES, ids=[f"{path.name}-{i}" for path, i in SITES])
+@pytest.mark.parametrize("path, i", faults.some(SITES), ids=[f"{path.name}-{i}" for path, i in faults.some(SITES)])
 def test_removed_barrier(include, tmp_path, path, i):
-    def remove(text):
-        parts = text.split(BARRIER)
-        return BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:])
-
+    parts = path.read_text().split(BARRIER)
+    changed = tmp_path / "kf/core" / path.name
+    changed.parent.mkdir(parents=True)
+    changed.write_text(BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:]))
     functions = [f for f in SUMS if (f["family"] == "row") == (path.name == "row.cuh")]  # the others do not come there
     sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == SITES[0] else ()  # thousands of reports take minutes
-    found = caught(broken(include, tmp_path, f"kf/core/{path.name}", remove), tmp_path, functions, sanitizers)
+    found = caught([tmp_path, *include], tmp_path, functions, sanitizers)
     print("noticed by", sorted(found))  # pytest -rP shows it
     assert found, f"nobody notices that barrier {i} of {path.name} is gone"
     assert set(sanitizers) <= found, "ThreadSanitizer does not"
@@ -209,7 +202,7 @@ def test_removed_barrier(include, tmp_path, path, i):
 
 def test_the_original_is_green(include, tmp_path):
     """The machinery above does not turn red by itself."""
-    names = {n for fault in SEEDED.values() for n in fault[3]}
+    names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
     functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS]
     assert len(SITES) >= 8 and len(SUMS) >= 6
     assert caught(include, tmp_path, functions, ()) == set()

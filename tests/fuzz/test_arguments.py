@@ -129,7 +129,7 @@ def spoil(data, call, f):
                 call.set(workspace_bytes=data.draw(st.sampled_from([0, call.workspace_bytes - 1, call.workspace_bytes, 2**62])))
 
 
-@examples(1500)
+@examples(400)
 @given(data=st.data())
 def agrees(lib, met, data):
     f = data.draw(st.sampled_from(FUNCTIONS))

@@ -5,6 +5,14 @@ shapes, and what else CI has no time for; 3 everything."""
 import os
 
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
+SHARE = 6  # of planted faults level 1 compiles and runs one in so many
+
+
+def by_level(gate, whole):
+    """What a test takes at level 1, and from level 2 on."""
+    return gate if LEVEL == 1 else whole
+
+
 VALUES = ("normal", "wide", "special")
 
 # (sizes, elements that every pointer is moved off its alignment). Reasons: one tile and its neighbours, odd rows, rows
