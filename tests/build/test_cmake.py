@@ -3,6 +3,7 @@
 
 import shutil
 
+import cases
 import pytest
 import ways
 
@@ -20,13 +21,14 @@ def build(project, language, home, before=""):
     return ways.run(project / "build/program")
 
 
-@pytest.mark.parametrize("language", ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)])
+@pytest.mark.parametrize("language", cases.by_level(["C"], ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)]))
 def test_find_package(home, tmp_path, language):
     changes = [("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{LANGUAGES[language]})")]
     project = ways.consumer(tmp_path, CMakeLists__txt=ways.snippet("cmake", changes))
     assert build(project, language, home) == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
 
 
+@pytest.mark.level(2)
 def test_moved(home, tmp_path):
     shutil.copytree(home / ".local", tmp_path / "new home/.local")
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))

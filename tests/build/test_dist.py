@@ -6,6 +6,7 @@ import os
 import pathlib
 import tarfile
 
+import cases
 import pytest
 import ways
 
@@ -30,7 +31,7 @@ def beside(archive, project):
     return project
 
 
-@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
 def test_compile(archive, tmp_path, no_python, compiler):
     project = beside(archive, tmp_path)
     source = "program.c" if "gcc" in compiler else "program.cpp"
@@ -38,6 +39,7 @@ def test_compile(archive, tmp_path, no_python, compiler):
     assert ways.run(project / "program") == ways.SAID
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_compile_cuda(archive, tmp_path, no_python):
     project = beside(archive, tmp_path)
@@ -49,6 +51,7 @@ def files(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.level(2)
 def test_install(archive, clone, home, tmp_path, no_python):
     """What make install leaves, from a checkout and from the archive, is the same; /usr is what it is there, too."""
     project = beside(archive, tmp_path / "project")
@@ -62,6 +65,7 @@ def test_install(archive, clone, home, tmp_path, no_python):
     assert files(tmp_path / "root") == files(tmp_path / "theirs")
 
 
+@pytest.mark.level(2)
 @ways.needs_cmake
 @pytest.mark.parametrize("language", ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)])
 def test_fetch_content(archive, tmp_path, no_python, language):
@@ -78,6 +82,7 @@ def test_fetch_content(archive, tmp_path, no_python, language):
     assert ways.run(project / "build/program") == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
 
 
+@pytest.mark.level(2)
 @ways.needs_meson
 def test_meson(archive, tmp_path, no_python):
     """As a wrap, where there is no jinja2: all of kf, and no generator; a choice is refused with what it needs."""
@@ -91,6 +96,7 @@ def test_meson(archive, tmp_path, no_python):
     assert ways.run(project / "build/program") == ways.SAID
 
 
+@pytest.mark.level(2)
 @ways.needs_cmake
 def test_as_a_prefix(archive, tmp_path, no_python):
     """find_package and pkg-config in the unpacked archive, as it is."""
@@ -137,6 +143,7 @@ def test_contents(archive, tmp_path):
     assert archive.stat().st_size < 5e6
 
 
+@pytest.mark.level(2)
 def test_changes_are_named(archive, tmp_path):
     """What is not committed goes into the archive as it is, and dist says so."""
     again = tmp_path / "kf"

@@ -118,13 +118,13 @@ def test_a_user_s_spec_gets_its_own(own):
 
 # ---- the header
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", cases.by_level(["c11"], DIALECTS))
 def test_header_alone_and_beside_kf_h(dialect, include, tmp_path):
     """In any order: a C file may use both backends. No name means two things."""
     compiler, *language = DIALECTS[dialect]
     text = "\nextern int not_empty;\n"
     ours, cpu = "#include <kf/kf_launchers.h>\n", "#include <kf/kf.h>\n"
-    orders = [ours + ours, ours + cpu, cpu + ours] if dialect == "c11" else [ours + cpu]
+    orders = cases.by_level([ours + ours + cpu], [ours + ours, ours + cpu, cpu + ours] if dialect == "c11" else [ours + cpu])
     for i, first in enumerate(orders):
         (tmp_path / f"{i}.c").write_text(first + text)
     sources = [tmp_path / f"{i}.c" for i in range(len(orders))]
@@ -132,7 +132,7 @@ def test_header_alone_and_beside_kf_h(dialect, include, tmp_path):
 
 
 BOTH_BACKENDS = """
-#include <kf/kf.h>
+#include <kf/ops/act.h>
 #include <kf/kf_launchers.h>
 double scalar(double x);
 kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream);
@@ -143,7 +143,7 @@ kf_result_t cpu(const double *x, double *out) { return kf_cpu_gelu_f64(x, out, 1
 """
 
 
-@pytest.mark.parametrize("dialect", ["c11", "c++17"])
+@pytest.mark.parametrize("dialect", cases.by_level(["c11"], ["c11", "c++17"]))
 def test_one_name_one_thing(dialect, include, tmp_path):
     """A name that ends with a dtype word is a launcher; an activation on one double ends with `double`."""
     (tmp_path / "both.c").write_text(BOTH_BACKENDS)
@@ -153,6 +153,7 @@ def test_one_name_one_thing(dialect, include, tmp_path):
     assert re.findall(r"\bkf_\w+", undefined) == [f"kf_gelu_f64_abi{VERSION}"]
 
 
+@pytest.mark.level(2)
 def test_make_install(tmp_path):
     """Makes what the pages speak of: the header and the files beside kf.cuh."""
     passes("make", "-C", ROOT, "install", f"PREFIX={tmp_path}", f"PYTHON={sys.executable}")
@@ -173,7 +174,7 @@ kf_result_t call(const float *a, float *b, cudaStream_t s) {{ return kf_add_relu
 
 
 @needs_nvcc
-@pytest.mark.parametrize("first", ["kf.cuh", "ops/add.cuh"] if cases.LEVEL > 1 else ["kf.cuh"])
+@pytest.mark.parametrize("first", cases.by_level(["ops/add.cuh"], ["kf.cuh", "ops/add.cuh"]))
 def test_after_kf_cuh_it_declares_nothing(first, include, tmp_path):
     """The call is the inlined one: no symbol is left to be found."""
     (tmp_path / "after.cu").write_text(AFTER.format(first=first))
@@ -285,7 +286,7 @@ def test_linked_with_gcc(built, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dialect", ["c11", "c++17"])
+@pytest.mark.parametrize("dialect", cases.by_level(["c11"], ["c11", "c++17"]))
 def test_linked_with_a_shared_library(built, dialect, tmp_path):
     """The error's detail is one: the library writes it, the program's own inlined function reads it."""
     (tmp_path / "program.c").write_text(PROGRAM)
@@ -315,6 +316,7 @@ print(code, kf.kf_launchers_f32_error_string(code).decode(), "|", kf.kf_launcher
 STEP = re.compile(r"<!-- (file: (?P<file>\S+)|run|output) -->\n```\w*\n(?P<text>.*?)```\n", re.S)
 
 
+@pytest.mark.level(2)
 @needs_nvcc
 def test_the_page_works(tmp_path):
     """docs/launchers.md, done as it says, with an installed kf of few functions."""
@@ -397,6 +399,7 @@ int main(void)
 """
 
 
+@pytest.mark.level(2)
 @needs_nvcc
 def test_a_user_s_own_launchers(tmp_path):
     """And an object of an older spec file does not link: no version of kf's follows a user's signatures, their hash does."""
@@ -424,6 +427,7 @@ def test_a_user_s_own_launchers(tmp_path):
 
 # ---- all of them
 
+@pytest.mark.level(2)
 @needs_nvcc
 @pytest.mark.parametrize("dtype", DTYPES if cases.LEVEL > 2 else ["i32"])
 def test_every_launcher_compiles(dtype, include, manifest, tmp_path):
@@ -451,6 +455,7 @@ executable('program', 'program.c', dependencies: dependency('kf_launchers'))
 """
 
 
+@pytest.mark.level(2)
 @needs_nvcc
 @pytest.mark.skipif(not MESON, reason="no meson")
 def test_meson_static_library(tmp_path):

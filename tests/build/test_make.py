@@ -4,6 +4,7 @@
 import pathlib
 import sys
 
+import cases
 import pytest
 import ways
 
@@ -17,11 +18,12 @@ def compile_and_run(snippet, project, home, compiler="gcc -std=c11", source="pro
     assert ways.run(project / "program") == ways.SAID
 
 
-@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
 def test_install(home, tmp_path, compiler):
     compile_and_run("compile", ways.consumer(tmp_path), home, compiler, "program.c" if "gcc" in compiler else "program.cpp")
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_install_cuda(home, tmp_path):
     ways.shell(ways.snippet("compile-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home)
@@ -40,12 +42,14 @@ def test_the_list_is_what_is_there(home):
     assert (home / ".local/share/kf/installed.txt").read_text().split() == sorted(tree(home / ".local"))
 
 
+@pytest.mark.level(2)
 def test_destdir(clone, home, tmp_path):
     """The same files as without, the paths in them too; apart from what /usr/include is for compilers."""
     ways.run("make", "install", "PREFIX=/opt/kf", f"DESTDIR={tmp_path / 'root'}", cwd=clone)
     assert tree(tmp_path / "root/opt/kf") == tree(home / ".local")
 
 
+@pytest.mark.level(2)
 def test_usr(clone, tmp_path):
     """/usr/include as a system path would hide C++'s headers from each other: <cstdlib> would not compile."""
     ways.run("make", "install", "PREFIX=/usr", f"DESTDIR={tmp_path}", cwd=clone)

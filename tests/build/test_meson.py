@@ -60,6 +60,7 @@ def setup(project, *options):
     run(MESON, "setup", "build", *options, cwd=project)
 
 
+@pytest.mark.level(2)
 def test_install(checkout, tmp_path):
     """The page's lines; the tests are off for what pytest would do here."""
     ways.shell(ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path)
@@ -77,6 +78,7 @@ def test_install(checkout, tmp_path):
     assert not [p for p in prefix.rglob("*") if p.is_file()]
 
 
+@pytest.mark.level(2)
 @ways.needs_pkg_config
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_directories_of_ones_own(checkout, tmp_path, inside):
@@ -94,6 +96,7 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
         assert run(project / "build/program") == ways.SAID
 
 
+@pytest.mark.level(2)
 @pytest.mark.parametrize("source", ["archive", "checkout"])
 def test_subproject(tmp_path, archive, source):
     """The page's lines: the archive through a wrap, or a checkout. Options choose; nothing of kf's own is run."""
@@ -130,6 +133,7 @@ def test_options_of_the_parent(tmp_path):
     assert run(project / "build/program") == ways.SAID
 
 
+@pytest.mark.level(2)
 def test_subproject_follows_edits(tmp_path):
     """A consumer's objects are compiled again after an edit of a template, a spec or a core header, in the same run of
     ninja; those that do not include what changed are not."""
@@ -159,6 +163,7 @@ def test_subproject_follows_edits(tmp_path):
     assert (project / "build/subprojects/kf/include/kf/ops/mul.h").is_file()
 
 
+@pytest.mark.level(2)
 def test_own_spec(tmp_path):
     """The parent's own entry: in its program, again after an edit of the spec or of kf's templates, and not otherwise."""
     project = ways.consumer(tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN)
@@ -187,6 +192,7 @@ def test_own_spec(tmp_path):
     assert "kfgen: error: " in said and "my_ops.toml" in said and "z" in said
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_own_spec_cuda(tmp_path):
     """The same for a .cu of the parent's, by a custom target; the object has the parent's kernels alone."""

@@ -55,6 +55,7 @@ def test_commands(environment, tmp_path):
     run("gcc", "-std=c11", "-fsyntax-only", tmp_path / "one.c")
 
 
+@pytest.mark.level(2)
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
 def test_wheel(tmp_path, source):
     """Small, without a compiled file, and with no requirement but jinja2; from a checkout, and from a source distribution."""

@@ -3,6 +3,7 @@
 
 import shutil
 
+import cases
 import pytest
 import ways
 
@@ -10,7 +11,7 @@ pytestmark = ways.needs_pkg_config
 GCC = "gcc -O3 -march=native"
 
 
-@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
 def test_compile(home, tmp_path, compiler):
     project = ways.consumer(tmp_path)
     source = "program.c" if "gcc" in compiler else "program.cpp"
@@ -18,6 +19,7 @@ def test_compile(home, tmp_path, compiler):
     assert ways.run(project / "program") == ways.SAID
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_compile_cuda(home, tmp_path):
     ways.shell(ways.snippet("pkg-config-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home)
@@ -35,6 +37,7 @@ def test_moved(home, tmp_path):
     assert (tmp_path / "elsewhere").samefile(ways.run("pkg-config", "--variable=prefix", "kf", PKG_CONFIG_PATH=where).strip())
 
 
+@pytest.mark.level(2)
 @ways.needs_meson
 def test_meson(home, tmp_path):
     """The same meson.build as with the subproject, which is not there."""
@@ -58,6 +61,7 @@ target_link_libraries(old PRIVATE ${kf_LIBRARIES})
 """
 
 
+@pytest.mark.level(2)
 @ways.needs_cmake
 def test_cmake(home, tmp_path):
     project = ways.consumer(tmp_path, CMakeLists__txt=CMAKE)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import cases
 import pytest
 import ways
 from kfgen import names, single
@@ -58,7 +59,7 @@ int main(void)
 OTHER = "const char *detail(void) { return kf_get_last_error_detail(); }\n"
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", cases.by_level(["c11"], DIALECTS))
 def test_c(folder, tmp_path, dialect):
     """Two units, one error's detail; then in a user's own program."""
     compiler, standard, ext = DIALECTS[dialect]
@@ -87,6 +88,7 @@ int main()
 """
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 @pytest.mark.parametrize("order", [("kf_single.cuh", "kf_single.h"), ("kf_single.h", "kf_single.cuh")], ids=["cuh_h", "h_cuh"])
 def test_cuda(folder, tmp_path, order):
@@ -99,11 +101,13 @@ def test_cuda(folder, tmp_path, order):
     assert run(tmp_path / "program") == ways.CUDA_SAID
 
 
+@pytest.mark.level(2)
 def test_beside_installed_headers(folder, home, tmp_path):
     (tmp_path / "mixed.c").write_text('#include <kf/ops/add.h>\n#include "kf_single.h"\n#include <kf/kf.h>\nextern int not_empty;\n')
     run("gcc", "-std=c11", *WARNINGS, "-fsyntax-only", f"-I{folder}", f"-I{home}/.local/include", tmp_path / "mixed.c")
 
 
+@pytest.mark.level(2)
 def test_same_code_c(folder, home, tmp_path):
     """The object is the umbrella's, to the byte."""
     made = {}
@@ -116,6 +120,7 @@ def test_same_code_c(folder, home, tmp_path):
     assert made["tree"] == made["single"] and b"expected" in made["tree"]  # an error's text: kf's code is in it
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_same_code_cuda(folder, home, tmp_path):
     """The same code as by the umbrella, and no more to do for the compiler: what is preprocessed is the same, to the line."""
@@ -134,6 +139,7 @@ def test_same_code_cuda(folder, home, tmp_path):
     assert texts[0] == texts[1] and sum("kfk_" in line for line in texts[0]) > 1000
 
 
+@pytest.mark.level(2)
 def test_page(home, tmp_path):
     """The page's lines: cut, and with a user's ops; both beside each other."""
     shutil.copy(ways.ROOT / "examples/my_ops.toml", tmp_path)
@@ -158,6 +164,7 @@ kf_result_t b(float *x, cudaStream_t s) { return kf_add_gelu_f32(x, x, x, 4, s);
 """
 
 
+@pytest.mark.level(2)
 @ways.needs_nvcc
 def test_own_cuda(tmp_path):
     run("kfgen", "single", "--out", tmp_path, "--spec", ways.ROOT / "examples/my_ops.toml", "--dtypes", "f32,bf16")

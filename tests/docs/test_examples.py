@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 
+import cases
 import kflib
 import pytest
 from conftest import BUILD, ROOT
@@ -33,7 +34,7 @@ def prefix(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17 -xc++"])
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++"]))
 @pytest.mark.parametrize("name", C)
 def test_c(name, compiler, prefix, tmp_path):
     run(*compiler.split(), "-O2", *WARNINGS, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example", "-lm")
@@ -43,7 +44,7 @@ def test_c(name, compiler, prefix, tmp_path):
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
-@pytest.mark.parametrize("name", CUDA)
+@pytest.mark.parametrize("name", cases.by_level([name for name in CUDA if "own_kernel" in name], CUDA))
 def test_cuda(name, prefix, tmp_path):
     arch = "-arch=native" if kflib.has_gpu() else "-arch=sm_90"
     strict = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")

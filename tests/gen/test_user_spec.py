@@ -133,7 +133,7 @@ int main(void)
 """
 
 
-@pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17"])
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
 def test_umbrella(include, tmp_path, compiler):
     source = tmp_path / "program.c"
     source.write_text(PROGRAM)

@@ -68,6 +68,7 @@ def umbrella_budget(launchers):
 
 
 OP_BUDGET = 1.15
+TOKENS = {"umbrella": 195, "op header": 38500}  # of one launcher of the umbrella, of an op's header: beyond the floor's, after preprocessing
 
 
 def budgets(m):
@@ -87,6 +88,14 @@ def instructions(command, work):
     found = [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in counts.iterdir()]
     shutil.rmtree(counts)
     return sum(found)
+
+
+def tokens(name, include, work):
+    """Of one of SOURCES as the compiler proper gets it, on the host's side."""
+    (work / "tokens.cu").write_text(SOURCES[name])
+    command = [NVCC, "-std=c++17", "-arch=sm_90", *(f"-I{d}" for d in include), "-E", "tokens.cu"]
+    said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
+    return len(re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", said, flags=re.M)))
 
 
 def compile_seconds(command, work):

@@ -4,6 +4,7 @@
 import pathlib
 import sys
 
+import kflib
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -33,6 +34,7 @@ def test_history():
     assert float(newest["umbrella"]) <= budget.umbrella_budget(int(newest["launchers"])) and float(newest["op_header"]) <= budget.OP_BUDGET
 
 
+@pytest.mark.level(2)
 @needs_nvcc
 @pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
 def test_compile_cost(include):
@@ -41,6 +43,14 @@ def test_compile_cost(include):
     print(budget.table(m))
     over = {name: (budget.ratio(m, name), allowed) for name, allowed in budget.budgets(m).items() if budget.ratio(m, name) > allowed}
     assert not over, budget.table(m)
+
+
+@needs_nvcc
+def test_tokens(include, tmp_path):
+    """What level 1 has of the budgets, in a second: text that a launcher adds, which nvcc reads whether or not it is called."""
+    floor, umbrella, op = (budget.tokens(name, include, tmp_path) for name in budget.TIMED)
+    assert (umbrella - floor) / len(kflib.manifest()["functions"]) <= budget.TOKENS["umbrella"], umbrella
+    assert op - floor <= budget.TOKENS["op header"], op
 
 
 @needs_nvcc

@@ -10,7 +10,7 @@ from compilers import ALL_C, DIALECTS, STEMS, WARNINGS, fails, file_of, flags, p
 from kfgen.render import parts
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", cases.by_level(["c11"], DIALECTS))
 def test_alone(dialect, include, tmp_path):
     """Each header in a file of its own, and nothing else in it."""
     compiler, *language = DIALECTS[dialect]
@@ -25,7 +25,7 @@ def test_every_generated_header_is_tested(include):
     assert made >= tested and {m for m in made if m.startswith("kf/ops/")} <= tested
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", cases.by_level(["c++17"], DIALECTS))
 def test_twice(dialect, include, tmp_path):
     compiler, *language = DIALECTS[dialect]
     text = "".join(f'#include "{h}"\n' for h in ALL_C)
@@ -45,7 +45,7 @@ def caller(f, skip=()):
     return f"{head};\n{head}\n{{\n{unused}    return (int){f['cpu_name']}({', '.join(words)});\n}}\n"
 
 
-@pytest.mark.parametrize("options", ["-O2", "-O3 -march=native -fopenmp"])
+@pytest.mark.parametrize("options", cases.by_level(["-O2"], ["-O2", "-O3 -march=native -fopenmp"]))
 def test_no_warning_when_optimised(options, include, tmp_path):
     """The activation does not matter to the optimiser's warnings about the schedules; NULL gradients do."""
     sources = {}

@@ -35,10 +35,13 @@ def of_program(program):
     return found
 
 
+UNITS = 6  # of level 1, which has a kernel of every op and direction; NVRTC has one of every activation
+
+
 @pytest.mark.parametrize("arch", [ALL_ON] if cases.LEVEL < 3 else ARCHITECTURES)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", cases.by_level(range(UNITS), PROGRAMS))
 def test_every_kernel(program, arch, include, tmp_path):
-    cubin(include, tmp_path, of_program(program), arch, *quick())
+    cubin(include, tmp_path, sample()[program::UNITS] if cases.LEVEL == 1 else of_program(program), arch, *quick())
 
 
 def test_every_activation_is_compiled():
@@ -47,21 +50,24 @@ def test_every_activation_is_compiled():
     assert found == {(f["family"], f["activation"]) for f in FUNCTIONS}
 
 
-@pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != ALL_ON])
+@pytest.mark.parametrize("arch", cases.by_level(["sm_90a", "sm_120"], [a for a in ARCHITECTURES if a != ALL_ON]))
 def test_other_architectures(arch, include, tmp_path):
-    """Every second op and direction, other ones, dtypes and activations on each."""
+    """Every second op and direction (at level 1 every fourth), other ones, dtypes and activations on each."""
     turn = ARCHITECTURES.index(arch)
-    cubin(include, tmp_path, sample(turn)[turn % 2::2], arch, *quick())
+    cubin(include, tmp_path, sample(turn)[turn % 2::cases.by_level(4, 2)], arch, *quick())
 
 
 def test_core_alone(include, tmp_path):
-    headers = [*CORE_CUDA, "kf/ops/activations.cuh", "kf/kf.cuh"]
-    compile_cuda(include, tmp_path, {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in headers})
+    """From level 2 on each: NVRTC compiles each alone, too."""
+    headers = [*CORE_CUDA, "kf/ops/activations.cuh"]
     # The C headers of core that CUDA code shares.
-    shared = [h for h in CORE_C if h not in ("kf/core/math.h", "kf/core/map.h", "kf/core/parallel.h")]
-    compile_cuda(include, tmp_path, {"shared.cu": "".join(f'#include "{h}"\n' for h in shared)})
+    shared = "".join(f'#include "{h}"\n' for h in CORE_C if h not in ("kf/core/math.h", "kf/core/map.h", "kf/core/parallel.h"))
+    compile_cuda(include, tmp_path, cases.by_level(
+        {"all.cu": "".join(f'#include "{h}"\n' for h in headers if h != "kf/core/device.cuh"), "shared.cu": shared},
+        {"shared.cu": shared} | {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in (*headers, "kf/kf.cuh")}))
 
 
+@pytest.mark.level(2)
 @pytest.mark.parametrize("part", range(4))
 def test_ops_alone(part, include, tmp_path):
     """Whole objects, both of nvcc's passes: each op's header with one launcher of each direction."""
@@ -73,9 +79,9 @@ def test_ops_alone(part, include, tmp_path):
     compile_cuda(include, tmp_path, {name: files[name] for name in sorted(files)[part::4]}, *quick())
 
 
-@pytest.mark.parametrize("option", ["-G", "-lineinfo"])
+@pytest.mark.parametrize("option", cases.by_level(["-lineinfo"], ["-G", "-lineinfo"]))
 def test_debug_information(option, include, tmp_path):
-    functions = [f for f in sample(1) if f["workspace"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]][::2]
+    functions = [f for f in sample(1) if f["workspace"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]][::cases.by_level(12, 2)]
     objects = compile_cuda(include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress")
     assert b".debug_line" in objects[0].read_bytes() and any(f["workspace"] for f in functions)
 
@@ -88,8 +94,9 @@ HALF_OFF = [f"-D__CUDA_NO_{w}__" for w in ("HALF_OPERATORS", "HALF_CONVERSIONS",
 def test_without_half_operators(include, tmp_path):
     """f16 and bf16 kernels of every op and direction, and every cast."""
     functions = [f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if f["op"] == "cast"))]
-    cubin(include, tmp_path, functions, "sm_90", *HALF_OFF, *quick())
-    compile_cuda(include, tmp_path, {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])}, *HALF_OFF)
+    cubin(include, tmp_path, cases.by_level(functions[::14], functions), "sm_90", *HALF_OFF, *quick())
+    if cases.LEVEL > 1:
+        compile_cuda(include, tmp_path, {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])}, *HALF_OFF)
 
 
 BOTH = """
@@ -116,11 +123,11 @@ kf_result_t both(const kf_f16 *a, kf_f16 *b, const float *f, float *g, cudaStrea
 """
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+@pytest.mark.parametrize("standard", cases.by_level(["c++17"], ["c++17", "c++20"]))
 def test_both_umbrellas(standard, include, tmp_path):
     """Twice, in both orders, as a system path, as build integrations give it (a user's own globals raise no shadow warning)."""
     swapped = BOTH.replace("#include <kf/kf.cuh>\n#include <kf/kf.h>\n", "#include <kf/kf.h>\n#include <kf/kf.cuh>\n", 1)
-    files = {"both.cu": BOTH, "swapped.cu": swapped} if standard == "c++17" or cases.LEVEL > 1 else {"both.cu": BOTH}
+    files = cases.by_level({"both.cu": BOTH}, {"both.cu": BOTH, "swapped.cu": swapped})
     sources = write(tmp_path, files)
     passes([NVCC, f"-std={standard}", ARCH, *NVCC_WARNINGS, *(f"-isystem={d}" for d in include), "-c", *sources], cwd=tmp_path)
 

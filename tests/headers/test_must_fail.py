@@ -9,7 +9,7 @@ from compilers import ARCH, DIALECTS, NVCC, STEMS, WARNINGS, fails, flags, passe
 
 
 def test_fast_math_is_refused(include, tmp_path):
-    [source] = write(tmp_path, {"fast.c": "#include <kf/kf.h>\nextern int not_empty;\n"})
+    [source] = write(tmp_path, {"fast.c": f"#include <kf/{cases.by_level('ops/add', 'kf')}.h>\nextern int not_empty;\n"})
     for compiler, *language in DIALECTS.values():
         said = fails([compiler, *language, "-O2", "-ffast-math", "-fsyntax-only", *flags(include), source])
         assert "#error" in said and "KF_ALLOW_FAST_MATH" in said

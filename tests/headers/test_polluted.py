@@ -2,6 +2,7 @@
 """kf inside a user's file that is full of other things: macros as Windows' headers and old code have them, `using namespace
 std`, functions and globals of kf's own words."""
 
+import cases
 import kflib
 import pytest
 from compilers import ARCH, DIALECTS, NVCC, addresses, flags, passes, sample, write
@@ -64,7 +65,7 @@ def own(cxx):
     return text + "int n, rows, cols, outer, inner, channels, x, out, stream, workspace, seed, state, p, scalars, at, shape;\n"
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", cases.by_level(["c++17"], DIALECTS))
 def test_c(dialect, include, tmp_path):
     compiler, *language = DIALECTS[dialect]
     cxx = "c++" in language
@@ -76,6 +77,7 @@ def test_c(dialect, include, tmp_path):
     passes([compiler, *language, "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fsyntax-only", *include_words, source])
 
 
+@pytest.mark.level(2)
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_cuda(include, tmp_path):
     functions = sample(5)[::3]

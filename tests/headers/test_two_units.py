@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two translation units of one program, in C, C++ and CUDA: no symbol twice, one error detail."""
 
+import cases
 import pytest
 from compilers import ARCH, GCC, NVCC, WARNINGS, compile_cuda, flags, passes, write
 
@@ -31,8 +32,8 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
 """
 
 
-@pytest.mark.parametrize("languages", [("c11", "c11"), ("c++17", "c++17"), ("c11", "c++17"), ("c++17", "c11")], ids="_".join)
-@pytest.mark.parametrize("openmp", [(), ("-fopenmp",)], ids=["serial", "openmp"])
+@pytest.mark.parametrize("languages", [("c11", "c++17"), *cases.by_level([], [("c++17", "c11"), ("c11", "c11"), ("c++17", "c++17")])], ids="_".join)
+@pytest.mark.parametrize("openmp", cases.by_level([("-fopenmp",)], [("-fopenmp",), ()]), ids=lambda words: "openmp" if words else "serial")
 def test_two_units(languages, openmp, include, tmp_path):
     objects = []
     for language, text, name in zip(languages, (UNIT_A, UNIT_B), "ab"):
@@ -71,7 +72,7 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
-@pytest.mark.parametrize("rdc", [(), ("-rdc=true",)], ids=["whole", "rdc"])
+@pytest.mark.parametrize("rdc", cases.by_level([()], [(), ("-rdc=true",)]), ids=lambda words: "rdc" if words else "whole")
 def test_two_cuda_units(rdc, include, tmp_path):
     """What is refused before anything is launched needs no GPU."""
     objects = compile_cuda(include, tmp_path, {"a.cu": CUDA_A, "b.cu": CUDA_B}, *rdc)
