@@ -10,6 +10,7 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 import cases  # noqa: E402
 import kflib  # noqa: E402
 import promises  # noqa: E402
+import seconds  # noqa: E402
 
 BUILD = ROOT / "build/tests"
 
@@ -17,6 +18,8 @@ BUILD = ROOT / "build/tests"
 def pytest_configure(config):
     if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
         config.pluginmanager.register(promises.Recorder())
+    if not config.option.collectonly:
+        seconds.register(config)
 
 
 def pytest_collection_modifyitems(config, items):
