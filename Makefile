@@ -3,12 +3,14 @@
 #
 #   make install PREFIX=/usr/local   also DESTDIR
 #   make test KF_LEVEL=2             1 (default, CI), 2, 3; TESTS="tests/cpu -k gelu" chooses
+#   make level2 WORKERS=16           before a release: all functions; files what came of it. KF_FAMILIES="row map" chooses
 #   make robust LOG=FILE             on a GPU: what kf promises beyond right numbers
 #   make demo NVCC=                  as if there were no nvcc
 #   make ... PYTHON=python3.12       the Python (3.11 or newer) that .venv is made from
 PREFIX ?= /usr/local
 KF_LEVEL ?= 1
 TESTS ?= tests
+WORKERS ?= 2
 ifeq ($(origin CC),default)
 CC := gcc
 endif
@@ -41,11 +43,12 @@ INSTALLED := share/kf/installed.txt
 READY := $(wildcard $(INSTALLED))
 TREE = $(DESTDIR)$(PREFIX)
 
-.PHONY: help demo headers install uninstall dist test robust bench format clean python cc cxx jinja
+.PHONY: help demo headers install uninstall dist test level2 robust bench format clean python cc cxx jinja
 
 help:
 	@echo 'make demo                 generate kernels, compile and run a few: on the GPU if there is one, else on the CPU'
 	@echo 'make test                 all tests that this machine can run; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make level2               test at KF_LEVEL=2, and file what came of it: docs/promises.md, tests/golden/families.json'
 	@echo 'make robust LOG=FILE      on a GPU: graphs, streams, repeated runs, 2^31 elements, compute-sanitizer'
 	@echo 'make install PREFIX=DIR   then compile with -I DIR/include and #include <kf/kf.h> or <kf/kf.cuh>'
 	@echo 'make uninstall PREFIX=DIR  removes what it installed'
@@ -89,7 +92,11 @@ dist: jinja
 	@$(KFPYTHON) gen/dist.py build/dist
 
 test: $(VENV)/test.stamp cc cxx
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n 2 $(TESTS)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
+
+level2:
+	@$(MAKE) --no-print-directory test KF_LEVEL=2
+	@$(VENV)/bin/python tests/support/promises.py build/promises.json
 
 LOG ?= build/robust.txt
 robust: $(VENV)/test.stamp

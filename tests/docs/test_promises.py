@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 
+import ledger
 import promises
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SKIPPED
 
 PATTERNS = sorted({pattern for promise in promises.load() for pattern in promise["tests"]})
 
@@ -45,12 +46,48 @@ def test_results_are_counted():
     assert promises.cell(run, "gen/test_ab", "all") == "-"
 
 
-def test_every_file_of_tests_is_run():
-    """pytest leaves out directories of certain names by itself; and level 1 has something of every promise that needs no GPU."""
+def collected(session):
+    """(files, tests) that a whole run of this level has. Where pytest was asked for less, it is asked again."""
+    if session.config.args == [str(ROOT / "tests")] or session.config.args == ["tests"]:
+        ids = [item.nodeid for item in session.items]
+        return {i.partition("::")[0] for i in ids} | SKIPPED, {promises.GROUP.sub("", i.partition("[")[0]) for i in ids}
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
-                          text=True, env={**os.environ, "PYTEST_ADDOPTS": "", "KF_LEVEL": "1"})
+                          text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})
     assert done.returncode == 0, done.stdout[-3000:]
-    found = set(re.findall(r"^(?:SKIPPED \[\d+\] )?(tests/\S+?\.py)\b", done.stdout, re.M))
-    assert found == {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").glob("**/test_*.py")}
-    run = {line.partition("[")[0].removeprefix("tests/") for line in done.stdout.splitlines() if "::" in line}
+    lines = done.stdout.splitlines()
+    return set(re.findall(r"^(?:SKIPPED \[\d+\] )?(tests/\S+?\.py)\b", done.stdout, re.M)), {i.partition("[")[0] for i in lines if "::" in i}
+
+
+def test_every_file_of_tests_is_run(request):
+    """pytest leaves out directories of certain names by itself; and each level has something of every promise that needs no GPU."""
+    files, tests = collected(request.session)
+    assert files == {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").glob("**/test_*.py")}
+    run = {test.removeprefix("tests/") for test in tests}
     assert [p for p in PATTERNS if not p.startswith("cuda/") and not any(promises.covers(p, test) for test in run)] == []
+
+
+def test_the_ledger(tmp_path, monkeypatch):
+    """A family counts as unchanged for as long as its digest is the filed one, and a run of level 2 is whole when nothing is missing of it."""
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "families.json")
+    family, *others = ledger.families()
+    ledger.unchanged.cache_clear()
+    assert not ledger.unchanged(family)
+    ledger.write({family: ledger.digest(family)} | {other: "of other sources" for other in others})
+    ledger.unchanged.cache_clear()
+    assert ledger.unchanged(family) and not any(map(ledger.unchanged, others))
+    ledger.unchanged.cache_clear()
+    files = [p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").glob("**/test_*.py")]
+    run = {"files": files[1:], "tests": [["a.py::b", "all", 1, 0, 0]], "families": {family: {"content": ledger.digest(family)}}}
+    rest = run | {"files": files[:1]}
+    assert promises.is_whole([run, rest]) == [family] and promises.is_whole([run]) == []
+    assert promises.is_whole([run, rest | {"tests": [["a.py::c", "all", 1, 1, 0]]}]) == []
+    assert promises.is_whole([run, rest | {"families": {family: {"content": "of other sources"}}}]) == []
+
+
+def test_a_family_keeps_its_results_where_another_one_is_run_again():
+    def run(**counts):
+        return {"kind": "cpu", "machine": "m", "level": 2, "families": {f: {"functions": 1} for f in counts},
+                "tests": [["gen/test_abi.py::test_golden", family, n, 0, 0] for family, n in counts.items()]}
+
+    assert promises.joined(run(map=1, row=2), run(row=5))["tests"] == run(map=1, row=5)["tests"]
+    assert promises.joined(run(map=1, row=2) | {"level": 1}, run(row=5))["tests"] == run(row=5)["tests"]

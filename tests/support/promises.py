@@ -2,7 +2,8 @@
 """The promise matrix: which test proves which promise (promises.toml), for which family, and how the last runs ended.
 
 Every pytest run writes build/promises.json. `python3 tests/support/promises.py build/promises.json` files it as one of
-bench/results/promises/*.json, one a kind of machine, and writes docs/promises.md from all of them.
+bench/results/promises/*.json, one a kind of machine, and writes docs/promises.md from all of them. Runs of level 2 that have between them
+every test file, of the same sources and with nothing failed, are also what the ledger (ledger.py) is written from. `make level2` does both.
 """
 
 import argparse
@@ -18,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/promises"
 PAGE = ROOT / "docs/promises.md"
 OUTCOMES = ("passed", "failed", "skipped")
+GROUP = re.compile(r"@tests/\S+\.py\Z")  # what xdist writes behind a test that one worker runs with others (conftest.py)
 HEAD = """# What kf promises, and what proves it
 
 Written by `tests/support/promises.py` from test runs; nothing here is filled in by hand. A row is a promise (the numbers are
@@ -51,7 +53,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed" and report.when == "setup":
-            test, _, parameters = report.nodeid.removeprefix("tests/").partition("[")
+            test, _, parameters = GROUP.sub("", report.nodeid.removeprefix("tests/")).partition("[")
             function = re.search(r"\bkf_\w+", parameters)
             family = self.families.get(function[0], "all") if function else "all"
             self.counts[test, family][report.outcome] += 1
@@ -60,13 +62,17 @@ class Recorder:
         if report.outcome == "skipped" and report.nodeid.endswith(".py"):  # a file that skips itself
             self.counts[report.nodeid.removeprefix("tests/"), "all"]["skipped"] += 1
 
-    def pytest_sessionfinish(self):
+    def pytest_sessionfinish(self, session):
+        import ledger
+        import selection
         kind, name = machine()
-        found = {"kind": kind, "machine": name, "level": int(os.environ.get("KF_LEVEL", "1")),
+        level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
+        functions = collections.Counter(f["family"] for f in (selection.FUNCTIONS if kind == "gpu" else selection.gate()))
+        whole = level > 1 and not (option.keyword or option.markexpr or getattr(option, "lf", False) or any("::" in a for a in session.config.args))
+        found = {"kind": kind, "machine": name, "level": level,
+                 "families": {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()},
+                 "files": sorted({test.partition("::")[0] for test, _ in self.counts}) if whole else [],
                  "tests": [[test, family, *(counter[o] for o in OUTCOMES)] for (test, family), counter in sorted(self.counts.items())]}
-        if kind == "cpu":  # on a GPU every level has all
-            import selection
-            found["functions"] = f"{len(selection.gate()):,} of {len(selection.FUNCTIONS):,}"
         out = ROOT / "build/promises.json"
         out.parent.mkdir(exist_ok=True)
         out.write_text(json.dumps(found, indent=0) + "\n")
@@ -88,8 +94,8 @@ def cell(result, pattern, family):
 
 def page(results):
     kinds = [k for k in ("cpu", "gpu") if k in results]
-    lines = [HEAD] + [f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}"
-                     + (f", {results[k]['functions']} functions" if "functions" in results[k] else "") for k in kinds]
+    lines = [HEAD] + [f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, "
+                      + ", ".join(f"{r['functions']:,} {family}" for family, r in sorted(results[k]["families"].items())) + " functions" for k in kinds]
     lines += ["", "| | promise | family | proven by | " + " | ".join("without a GPU" if k == "cpu" else "with a GPU" for k in kinds) + " |",
               "| --: | :-- | :-- | :-- |" + " :-- |" * len(kinds)]
     for promise in load():
@@ -107,20 +113,40 @@ def filed():
     return {p.stem: json.loads(p.read_text()) for p in sorted(RESULTS.glob("*.json"))}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=pathlib.Path, nargs="*")
+def joined(filed, run):
+    """What is filed of a kind of machine, with a run's results where it has them; a family's stay where a run has not had it."""
     wanted = [pattern for promise in load() for pattern in promise["tests"]]
-    runs = {}
-    for path in parser.parse_args().runs:  # several of one kind, of different tests, make one
-        run = json.loads(path.read_text())
-        tests = [t for t in run["tests"] if any(covers(pattern, t[0]) or t[0] == pattern.partition("::")[0] for pattern in wanted)]
-        runs.setdefault(run["kind"], run | {"tests": []})["tests"] += tests
-    for kind, run in runs.items():
+    tests = [t for t in run["tests"] if any(covers(pattern, t[0]) or t[0] == pattern.partition("::")[0] for pattern in wanted)]
+    old = filed if filed and filed["level"] == run["level"] and filed["machine"] == run["machine"] else {"families": {}, "tests": []}
+    rows = {tuple(t[:2]): t for t in [*old["tests"], *tests]}
+    return {k: run[k] for k in ("kind", "machine", "level")} | {"families": old["families"] | run["families"], "tests": sorted(rows.values())}
+
+
+def is_whole(runs):
+    """Of runs of one level: the families that all of them have had, as they are now, where none failed and no file of tests is missing."""
+    import ledger
+    missing = {p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").glob("**/test_*.py")} - {f for run in runs for f in run["files"]}
+    failed = [test for run in runs for test, _, _, failures, _ in run["tests"] if failures]
+    if failed or missing:
+        print("the ledger stays as it is:", f"failed: {failed[:5]}" if failed else f"not run whole: {sorted(missing)[:5]}")
+        return []
+    return [f for f in ledger.families() if all(run["families"].get(f, {}).get("content") == ledger.digest(f) for run in runs)]
+
+
+def main():
+    import ledger
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=pathlib.Path, nargs="*", help="of different tests or families")
+    results, runs = filed(), [json.loads(path.read_text()) for path in parser.parse_args().runs]
+    for run in runs:
+        kind = run["kind"]
+        results[kind] = joined(results.get(kind), run)
         RESULTS.mkdir(parents=True, exist_ok=True)
-        head = json.dumps({k: v for k, v in run.items() if k != "tests"})[:-1]
-        (RESULTS / f"{kind}.json").write_text(head + ', "tests": [\n' + ",\n".join(map(json.dumps, sorted(run["tests"]))) + "\n]}\n")
-    PAGE.write_text(page(filed()))
+        head = json.dumps({k: v for k, v in results[kind].items() if k != "tests"})[:-1]
+        (RESULTS / f"{kind}.json").write_text(head + ', "tests": [\n' + ",\n".join(map(json.dumps, results[kind]["tests"])) + "\n]}\n")
+    PAGE.write_text(page(results))
+    if runs and all(run["kind"] == "cpu" and run["level"] > 1 for run in runs):
+        ledger.write({family: ledger.digest(family) for family in is_whole(runs)})
 
 
 if __name__ == "__main__":

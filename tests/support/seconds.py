@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What level 1 costs in processor seconds, by groups of tests: the table that a whole run of it is held against, so that it stays
-a matter of minutes. A group that takes a fifth more than it may is named; with KF_BUDGET=strict it fails the run. (Not by itself: the
-table is an estimate until a whole run has been measured on a machine of its own.)
+a matter of minutes. A group that takes a fifth more than it may fails the run; with KF_BUDGET=print it is only named.
 
 Processor seconds, of tests and of all that they start: what else a machine does hardly counts. They are those of the machine that the
 table was measured on; another one's are divided by how much longer it takes for a fixed piece of work.
@@ -86,7 +85,7 @@ class Sum:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
         self.scale = max(1.0, self.scale, piece() / REFERENCE)
-        if os.environ.get("KF_BUDGET") == "strict" and self.over() and session.exitstatus == 0:
+        if os.environ.get("KF_BUDGET") != "print" and self.over() and session.exitstatus == 0:
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter):
