@@ -18,22 +18,6 @@ def measured(include):
     return budget.measure(include)
 
 
-def test_budget_formula():
-    assert budget.umbrella_budget(300) == budget.umbrella_budget(2800) == 1.5 and budget.umbrella_budget(4800) == 2.0
-
-
-def test_history():
-    """Every row can be read, and the newest one, which says how far the margins are, holds the budgets."""
-    rows = budget.history()
-    assert rows and [r["date"] for r in rows] == sorted(r["date"] for r in rows)
-    for row in rows:
-        assert int(row["launchers"]) > 0 and int(row["runs"]) >= 5 and row["commit"] and row["nvcc"]
-        for umbrella, op in ("umbrella", "op_header"), ("umbrella_time", "op_header_time"):
-            assert row[umbrella] == row[op] == "-" or 1 < float(row[op]) < float(row[umbrella]) < 10
-    newest = rows[-1]
-    assert float(newest["umbrella"]) <= budget.umbrella_budget(int(newest["launchers"])) and float(newest["op_header"]) <= budget.OP_BUDGET
-
-
 @pytest.mark.level(2)
 @needs_nvcc
 @pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
