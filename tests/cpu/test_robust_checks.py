@@ -6,7 +6,6 @@ import math
 
 import cases
 import checks
-import counting
 import fakegpu
 import kflib
 import large
