@@ -69,8 +69,8 @@ class Recorder:
         level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
         functions = collections.Counter(f["family"] for f in (selection.FUNCTIONS if kind == "gpu" else selection.gate()))
         whole = level > 1 and not (option.keyword or option.markexpr or getattr(option, "lf", False) or any("::" in a for a in session.config.args))
-        found = {"kind": kind, "machine": name, "level": level,
-                 "families": {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()},
+        families = {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()}
+        found = {"kind": kind, "machine": name, "level": level, "families": families,
                  "files": sorted({test.partition("::")[0] for test, _ in self.counts}) if whole else [],
                  "tests": [[test, family, *(counter[o] for o in OUTCOMES)] for (test, family), counter in sorted(self.counts.items())]}
         out = ROOT / "build/promises.json"
@@ -94,8 +94,9 @@ def cell(result, pattern, family):
 
 def page(results):
     kinds = [k for k in ("cpu", "gpu") if k in results]
+    had = {k: ", ".join(f"{r['functions']:,} {family}" for family, r in sorted(results[k]["families"].items())) for k in kinds}
     lines = [HEAD] + [f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, "
-                      + ", ".join(f"{r['functions']:,} {family}" for family, r in sorted(results[k]["families"].items())) + " functions" for k in kinds]
+                      f"{had[k]} functions" for k in kinds]
     lines += ["", "| | promise | family | proven by | " + " | ".join("without a GPU" if k == "cpu" else "with a GPU" for k in kinds) + " |",
               "| --: | :-- | :-- | :-- |" + " :-- |" * len(kinds)]
     for promise in load():
