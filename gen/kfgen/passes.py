@@ -172,7 +172,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     for d in range(count + 1) if keep else ():
         for i in reads(graph, work[d], done[d]):
             if costly(graph, i) and i not in done[d] and home.setdefault(i, d) != d:
-                kept[i] = f"kept{len(kept)}"
+                kept.setdefault(i, f"kept{len(kept)}")  # a third pass may read it too
 
     def code(d):
         own = {i: (n, "{}" if home[i] == d else keep.replace("name", n)) for i, n in kept.items()}

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random ops over rows: `kfgen check` passes them, and the C functions that gcc compiles from them give the right numbers, values
-and gradients."""
+and gradients; the CUDA functions too, in the emulation."""
 
 import itertools
 
+import cases
 import checks
+import emulator
 import kflib
 import pytest
+import toolkit
 import user_ops
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -20,6 +23,10 @@ FORMS = {form: form for form in ("({} + {})", "({} - {})", "({} * {})", "-{}", "
     "log(abs({}) + 0.25)": "np.log(np.abs({}) + 0.25)", "sigmoid({})": "expit({})", "rsqrt(abs({}) + 0.25)": "1 / np.sqrt(np.abs({}) + 0.25)",
     "where({} > {}, {}, {})": "np.where({} > {}, {}, {})"}
 REDUCED = ("sum({})", "mean({})", "max({})", "min({})")
+# Costly values that several later passes over the row read: one of another is read passes later, beside the other one.
+CHAINS = {"exp({0} - max({0})) / sum(exp({0} - max({0})))": "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))",
+          "tanh({0}) - max(tanh({0}))": "np.tanh({0}) - max(np.tanh({0}))", "3 * tanh({0} - mean({0}))": "3 * np.tanh({0} - mean({0}))",
+          "sigmoid({0}) * rsqrt(mean(sigmoid({0})))": "expit({0}) / np.sqrt(mean(expit({0})))"}
 ELEMENTS, ROWS = ("x", "y", "w"), ("r", "gain", "2", "0.5", "-1")
 SIZES = [(3, 5), (4, 64), (5, 131), (3, 40), (40, 8)]
 
@@ -42,9 +49,18 @@ def value(draw, depth, of_row):
 
 
 @st.composite
-def op(draw, name):
-    """An entry. Every operand has a gradient: the random part is added to what all of them are factors of."""
-    own, ref = draw(value(3, False))
+def chain(draw):
+    """The same, of two or three steps that each reduce what the one before gave every element."""
+    texts = draw(value(1, False))
+    for form in draw(st.lists(st.sampled_from(sorted(CHAINS)), min_size=2, max_size=3)):
+        texts = tuple(f"({text})".format(v) for text, v in zip((form, CHAINS[form]), texts))
+    return texts
+
+
+@st.composite
+def op(draw, name, chained):
+    """An entry, with a chain or without. Every operand has a gradient: the random part is added to what all of them are factors of."""
+    own, ref = draw(chain() if chained else value(3, False))
     act, weights, saved, reduced, stored, dropped = (draw(st.booleans()) for _ in range(6))
     form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))  # a saved extreme of rounded values may equal none of them again
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
@@ -76,23 +92,33 @@ def memory():
     return checks.CpuMemory(1 << 22)
 
 
-def right(text, include, memory, folder):
+def right(text, include, memory, folder, backends=("cpu",)):
     """Fails unless the ops of a spec are."""
     path, wanted, functions = user_ops.load(text, folder, f"rows{next(counter)}")
     failures, _ = check.run(wanted)
     assert not failures, f"{failures}\n{text}"
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
     assert {f["op"] for f in functions} == {o.pattern for o in wanted.ops}
-    lib = kflib.build("cpu", functions, folder / "lib", ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"), include=[*include, folder])
-    for f in functions:
-        for k, sizes in enumerate(SIZES):
-            checks.run(lib, memory, f, sizes, shift=k % 2, drop=("w",) if k == 3 else (), files=(path,))
+    for backend in backends:
+        if backend == "cpu":
+            lib = kflib.build("cpu", functions, folder / "lib", ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+                              include=[*include, folder])
+        else:
+            functions = [f for f in functions if f["dtypes"][0] == "f32"]
+            lib = emulator.build(functions, folder / "emu", include=[*include, folder])
+            memory = emulator.Memory(emulator.Emulator(lib), size=memory.size)
+        for f in functions:
+            for k, sizes in enumerate(SIZES):
+                checks.run(lib, memory, f, sizes, shift=k % 2, drop=("w",) if k == 3 and "absent" in text else (), files=(path,))
+
+
+BACKENDS = ("cpu", "emu") if toolkit.include() else ("cpu",)
 
 
 @settings(examples(2), phases=(Phase.generate,))  # a failure names its op; to shrink it would be to compile for minutes
-@given(text=st.tuples(*(op(f"fuzz{k}") for k in range(OPS))).map("\n".join))
+@given(text=st.tuples(*(op(f"fuzz{k}", k == 0) for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, memory, tmp_path_factory):
-    right(text, include, memory, tmp_path_factory.mktemp("rows"))
+    right(text, include, memory, tmp_path_factory.mktemp("rows"), cases.by_level(("cpu",), BACKENDS))
 
 
 # Expressions that runs of the above have found, of what was wrong once.
@@ -121,3 +147,21 @@ operands = {{ x = "elem", y = "elem", w = {{ kind = "row", absent = 1 }}, r = "p
 expr = "{expr}"
 ref = "{expr.replace("where(", "np.where(").replace("abs(", "np.abs(")}"
 """, include, memory, tmp_path)
+
+
+# A value that a later pass reads, of another one that it reads too: they had one name, and neither C nor CUDA compiled.
+CHAINED = {"softcap_softmax": ("z = 3 * tanh(x / 3); e = exp(z - max(z)); e / sum(e)",
+                               "(z := 3 * np.tanh(x / 3), e := np.exp(z - max(z)), e / sum(e))[2]"),
+           "softmax_of_softmax": ("a = exp(x - max(x)); b = a / sum(a) * y; c = exp(b - max(b)); c / sum(c)",
+                                  "(a := np.exp(x - max(x)), b := a / sum(a) * y, c := np.exp(b - max(b)), c / sum(c))[3]")}
+
+
+def test_chained(include, memory, tmp_path):
+    right("".join(f"""
+[op.{name}]
+family = "row"
+brief = "{name}"
+operands = {{ x = "elem"{', y = "elem"' if "y" in expr else ""} }}
+expr = "{expr}"
+ref = "{ref}"
+""" for name, (expr, ref) in CHAINED.items()), include, memory, tmp_path, BACKENDS)
