@@ -63,7 +63,7 @@ def test_core_alone(include, tmp_path):
     # The C headers of core that CUDA code shares.
     shared = "".join(f'#include "{h}"\n' for h in CORE_C if h not in ("kf/core/math.h", "kf/core/map.h", "kf/core/parallel.h"))
     compile_cuda(include, tmp_path, cases.by_level(
-        {"all.cu": "".join(f'#include "{h}"\n' for h in headers if h != "kf/core/device.cuh"), "shared.cu": shared},
+        {"all.cu": "".join(f'#include "{h}"\n' for h in headers), "shared.cu": shared},
         {"shared.cu": shared} | {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in (*headers, "kf/kf.cuh")}))
 
 

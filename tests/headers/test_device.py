@@ -133,6 +133,26 @@ int main()
     assert subprocess.run([tmp_path / "both"]).returncode == 0
 
 
+# What includes every core header of kernels.
+UMBRELLA = cases.by_level(["kf/ops/act_dropout.cuh", "kf/ops/bias.cuh", "kf/ops/group_norm.cuh", "kf/ops/softmax.cuh", "kf/ops/sum.cuh"], ["kf/kf.cuh"])
+
+
+@pytest.mark.parametrize("order", [["kf/core/device.cuh", *UMBRELLA], [*UMBRELLA, "kf/core/device.cuh"]], ids=["before", "after"])
+def test_beside_the_umbrella(order, include, tmp_path):
+    """Its names are no other header's: through the emulation's compiler, which reads both of nvcc's passes in one; and nvcc."""
+    text = "".join(f"#include <{h}>\n" for h in order)
+    text += "__global__ void own(float *x) { x[threadIdx.x] = kf_block_max(kf_warp_sum(x[threadIdx.x])); }\n"
+    (tmp_path / "own.cu").write_text(text)
+    (tmp_path / "own.cpp").write_text("#include <cuda_runtime.h>\n" + text)
+    if toolkit.include():
+        here = [ROOT / "tests/emu/include", ROOT / "tests/emu", *include]
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-isystem", toolkit.include()]
+        done = subprocess.run([*command, *(f"-I{d}" for d in here), tmp_path / "own.cpp"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+    if NVCC and cases.LEVEL > 1:
+        compiles(include, tmp_path / "own.cu", "-arch=sm_90", "-cubin", "-o", str(tmp_path / "own.cubin"))
+
+
 @needs_nvcc
 @pytest.mark.parametrize(("line", "said"), [("kf_load<3>(v, x, 5);", "a vector has 1, 2, 4, 8 or 16 elements"),
                                            ("kf_store<32>(x, v);", "a vector has 1, 2, 4, 8 or 16 elements"),

@@ -88,24 +88,24 @@ template <int vec> KFI_DEVICE void kfi_store_left(double *p, const double *value
 
 // ---- reductions. The order of the operations depends on the size of the block alone, and every thread gets the same bits.
 enum { KFI_REDUCE_SUM, KFI_REDUCE_MAX, KFI_REDUCE_MIN };
-template <int op> KFI_DEVICE float kfi_reduce(float a, float b)
+template <int op> KFI_DEVICE float kfi_combine(float a, float b)
 {
     return op == KFI_REDUCE_SUM ? a + b : op == KFI_REDUCE_MAX ? kfi_max_f32(a, b) : kfi_min_f32(a, b);
 }
-template <int op> KFI_DEVICE double kfi_reduce(double a, double b)
+template <int op> KFI_DEVICE double kfi_combine(double a, double b)
 {
     return op == KFI_REDUCE_SUM ? a + b : op == KFI_REDUCE_MAX ? kfi_max_f64(a, b) : kfi_min_f64(a, b);
 }
 template <int op> KFI_DEVICE float kfi_reduce_warp(float v)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_reduce<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
+    for (int step = 16; step > 0; step >>= 1) v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 template <int op> KFI_DEVICE double kfi_reduce_warp(double v)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_reduce<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
+    for (int step = 16; step > 0; step >>= 1) v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 // Of 1, 2 or 3 dimensions, as warps count.
