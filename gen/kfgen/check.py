@@ -199,12 +199,12 @@ def _inlined(op, act):
         return graph, outputs, {}
     graph, results = Graph(), []
     scalars = {s: graph.var(s) for s in act.scalars}
-    for bwd in (False, True):
+    for bwd in (False, True) if any(o.grad for o in op.operands) else (False,):
         k = direction(op, bwd)
         roots = substitute(k.graph, graph, k.roots, {}, act=(
             lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
         results.append(dict(zip((p for s in k.outputs for p in s.parts), roots)))
-    return graph, results[0], {name[1:]: node for name, node in results[1].items()}
+    return graph, results[0], {name[1:]: node for gradients in results[1:] for name, node in gradients.items()}
 
 
 def _op(op, act, failures):

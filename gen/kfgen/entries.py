@@ -3,13 +3,17 @@
 
 import ast
 import functools
+import hashlib
 import keyword
 import re
 from dataclasses import dataclass, field
 
 from kfgen.expr import OVER_ROWS, PRIMITIVES, Graph, gradient, parse, substitute
 
-USER_ID = 1024  # the first id of users' own activations
+# Ids of activations, with which kernels are instantiated. kf's own are written down: from 0 on, and fixed for ever. Users' follow from their
+# names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.
+KF_IDS = range(1024)
+FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
 MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
@@ -52,6 +56,12 @@ def _names(text):
         return set(), set()
     called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}, {node.id for node in called}
+
+
+def own_id(stem, name):
+    """Of a user's activation, from the names of its file and its own."""
+    digest = hashlib.sha256(f"{stem} {name}".encode()).digest()
+    return FIRST_OWN_ID + int.from_bytes(digest[:8], "big") % (ANY_ID - FIRST_OWN_ID)
 
 
 def names_read(text):

@@ -8,7 +8,23 @@ import struct
 import tomllib
 
 from kfgen import families
-from kfgen.entries import NAME, PATTERN, UNUSABLE, USER_ID, Activation, Fields, Op, Operand, Spec, SpecError, is_number, scalars, updated, usable
+from kfgen.entries import (
+    KF_IDS,
+    NAME,
+    PATTERN,
+    UNUSABLE,
+    Activation,
+    Fields,
+    Op,
+    Operand,
+    Spec,
+    SpecError,
+    is_number,
+    own_id,
+    scalars,
+    updated,
+    usable,
+)
 from kfgen.expr import BOOLEAN, ExprError, Graph, parse
 from kfgen.families import FAMILIES
 from kfgen.paths import SPECS
@@ -66,14 +82,8 @@ def _load_activation(spec, file, name, f, builtin):
         raise f.error("name", f"`{name}` is not a word", "use lower-case letters, digits and single underscores")
     if name in spec.activations:
         raise f.error("name", f"`{name}` is already defined in {spec.activations[name].file}", "choose another name")
-    ident = f.get("id", int, required=True, what="a number never used before")
-    if not builtin and ident < USER_ID:
-        raise f.error("id", f"{ident} is reserved for kf's own activations", f"use {USER_ID} or above")
-    for other in spec.activations.values():
-        if other.id == ident:
-            raise f.error("id", f"{ident} is already {other.name}'s", "choose a number that is free")
     act = Activation(
-        name=name, id=ident, file=file, builtin=builtin,
+        name=name, id=_id(spec, file, name, f, builtin), file=file, builtin=builtin,
         brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
@@ -103,6 +113,21 @@ def _load_activation(spec, file, name, f, builtin):
     if act.budget and not act.budget.get("why"):
         raise f.error("budget", "gives no reason", 'add why = "..."')
     spec.activations[name] = act
+
+
+def _id(spec, file, name, f, builtin):
+    """An activation's number, which no other one has."""
+    if not builtin and "id" in f.data:
+        raise f.error("id", "is given by kfgen: it follows from the names of file and activation", "remove it")
+    ident = f.get("id", int, required=True, what="a number never used before") if builtin else own_id(pathlib.Path(file).stem, name)
+    if builtin and ident not in KF_IDS:
+        raise f.error("id", f"{ident} is not one of kf's own", f"they are below {KF_IDS.stop}")
+    for other in spec.activations.values():
+        if other.id == ident:
+            if builtin:
+                raise f.error("id", f"{ident} is already {other.name}'s", "choose a number that is free")
+            raise f.error("name", f"gives the id {ident}, which is already {other.name}'s", "rename one of the two")
+    return ident
 
 
 def _load_op(spec, file, pattern, f, builtin):

@@ -28,7 +28,6 @@ SUBSET = ("--ops", "add,bias", "--activations", "relu", "--dtypes", "f32,f16")
 VERSION = abi.version()
 OWN = """
 [activation.cubed]
-id = 1024
 brief = "x * x * x"
 expr = "x * x * x"
 ref = "x ** 3"

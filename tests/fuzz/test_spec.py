@@ -15,7 +15,7 @@ from kfgen.render import Selection
 from examples import examples
 
 MESSAGE = re.compile(r"[^\n]*: \[[^\n]*\] [^\n]+: .+\n  fix: .+\Z", re.S)
-ENTRIES = {"activation": {"twice": {"id": 1024, "brief": "twice x", "expr": "2 * x", "ref": "2 * x"}}, "op": {
+ENTRIES = {"activation": {"twice": {"brief": "twice x", "expr": "2 * x", "ref": "2 * x"}}, "op": {
     "plus_{act}": {"brief": "a + b", "operands": {"a": "elem", "b": "row"}, "expr": "act(a + b)", "ref": "act(a + b)", "scalars": {"knee": 0.5}},
     "share_{act}": {
         "family": "row", "brief": "a share of a row", "types": "weights", "scalars": {"gain": 0.5}, "operands": {

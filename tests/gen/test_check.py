@@ -113,7 +113,6 @@ def test_wrong_rule_of_a_primitive_is_found(monkeypatch):
 
 BAD = """
 [activation.wrong]
-id = 1024
 brief = "x^2"
 expr = "x * x"
 dexpr = "dy * x"
@@ -164,6 +163,17 @@ def test_a_call_is_a_call_with_blanks_in_it(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n')
     assert spec.load([path]).ops["spaced"].dropout
+
+
+def test_ops_without_gradients(tmp_path, capsys):
+    """Have no backward, and their values are checked all the same."""
+    path = tmp_path / "mine.toml"
+    text = '[op.no_grad]\nbrief = "x * w"\nexpr = "x * w"\nref = "x * w"\n'
+    path.write_text(text + 'operands = { x = { kind = "elem", grad = false }, w = { kind = "row", grad = false } }\n')
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+    path.write_text(path.read_text().replace('ref = "x * w"', 'ref = "x + w"'))
+    assert main(["check", "--spec", str(path)]) == 1
+    assert "[op.no_grad] expr of out against its ref" in capsys.readouterr().err
 
 
 def test_points_are_seen():

@@ -41,7 +41,7 @@ def test_explain(capsys, name, parts):
 
 def test_explain_of_a_users_function(capsys, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('[activation.twice]\nid = 1024\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n')
+    path.write_text('[activation.twice]\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n')
     text = said(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
     assert str(path) in text and "gen/spec/map.toml" in text and "kf/user/mine/add.cuh" in text and "kf/mine.cuh" in text
 

@@ -5,7 +5,7 @@ import pytest
 from kfgen import spec
 from kfgen.cli import main
 
-ACT = {"id": "1024", "brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
+ACT = {"brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
 ROW = {"family": '"row"', "brief": '"x over its sum"', "operands": '{ x = "elem" }', "expr": '"x / sum(x)"', "ref": '"x / sum(x)"'}
 OP = {"brief": '"a + b"', "operands": '{ a = "elem", b = "elem" }', "expr": '"act(a + b)"', "ref": '"act(a + b)"'}
 
@@ -49,11 +49,8 @@ CASES = {
     "unknown field": (act(expression='"x"'), "activation.twice", "expression", "is not a field", "correct its spelling"),
     "unknown field of an op": (op(referenz='"x"'), "op.plus_{act}", "referenz", "is not a field", "correct its spelling"),
     "wrong type": (act(brief="3"), "activation.twice", "brief", "is 3", "brief = "),
-    "true for a number": (act(id="true"), "activation.twice", "id", "is True", "id = "),
     "number for a word": (op(ints="1"), "op.plus_{act}", "ints", "is 1", "true or false"),
-    "no id": (act(id=None), "activation.twice", "id", "is missing", "add id"),
-    "reserved id": (act(id="7"), "activation.twice", "id", "reserved for kf's own", "1024"),
-    "duplicate id": (act() + act("thrice"), "activation.thrice", "id", "already twice's", "that is free"),
+    "own id": (act(id="1024"), "activation.twice", "id", "is given by kfgen", "remove it"),
     "duplicate name": (act("gelu"), "activation.gelu", "name", "already defined in activations.toml", "another name"),
     "duplicate op": (op("add_{act}"), "op.add_{act}", "name", "already defined in map.toml", "another name"),
     "bad activation name": (act("Twice"), "activation.Twice", "name", "is not a word", "lower-case"),
@@ -342,7 +339,33 @@ def test_good_entries_load(tmp_path):
     path.write_text(act() + op() + second)
     loaded = spec.load([path])
     assert loaded.ops["share"].operands[1].absent == -0.5
-    assert loaded.activations["twice"].id == 1024 and len(loaded.ops["plus_{act}"].activations) == 20
+    assert 2**30 <= loaded.activations["twice"].id < 2**31 - 1 and len(loaded.ops["plus_{act}"].activations) == 20
+
+
+def test_ids(tmp_path, monkeypatch):
+    """kf's own are written down and fixed for ever. A user's follow from the names of file and activation, wherever the file lies; and two
+    that are the same are an error with names."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for path in (tmp_path / "mine.toml", folder / "mine.toml", tmp_path / "other.toml"):
+        path.write_text(act())
+    first, moved, other = (spec.load([p]).activations["twice"].id for p in (tmp_path / "mine.toml", folder / "mine.toml", tmp_path / "other.toml"))
+    assert first == moved != other
+    assert sorted(a.id for a in spec.load().activations.values()) == list(range(len(spec.load().activations)))
+    monkeypatch.setattr(spec, "own_id", lambda stem, name: 2**30 + 5)
+    (tmp_path / "mine.toml").write_text(act() + act("thrice"))
+    with pytest.raises(spec.SpecError, match=r"\[activation.thrice\] name: gives the id \d+, which is already twice's\n  fix: rename one of the two"):
+        spec.load([tmp_path / "mine.toml"])
+
+
+def test_ids_of_kf(tmp_path, monkeypatch):
+    """What is checked of the files in gen/spec."""
+    for ids, said in (((None, 1), "id: is missing"), ((1, 1), "id: 1 is already twice's"), ((1, 1024), "id: 1024 is not one of kf's own"),
+                      (("true", 1), "id: is True")):
+        (tmp_path / "own.toml").write_text("".join(act(name, id=i) for name, i in zip(("twice", "thrice"), ids)))
+        monkeypatch.setattr(spec, "builtin_files", lambda: [tmp_path / "own.toml"])
+        with pytest.raises(spec.SpecError, match=said):
+            spec.load()
 
 
 def test_missing_file(tmp_path, capsys):

@@ -8,13 +8,13 @@ import cases
 import checks
 import kflib
 import pytest
+import toolkit
 from kfgen import spec as specs
 from kfgen.cli import main
 from kfgen.render import Renderer, Selection, parts
 
 SPEC = """
 [activation.shifted_log]
-id = 1024
 brief = "sign(x) * knee * log(1 + |x| / knee)"
 scalars = { knee = 1.5 }
 expr = "t = knee * log1p(abs(x) / knee); where(x < 0, -t, t)"
@@ -87,7 +87,7 @@ def test_writes_its_own_files_alone(include, installed):
 
 def test_two_spec_files(tmp_path, spec_file):
     other = tmp_path / "other.toml"
-    other.write_text(SPEC.replace("shifted_log", "log_shifted").replace("1024", "1025").replace("clamp_mul", "mul_clamp"))
+    other.write_text(SPEC.replace("shifted_log", "log_shifted").replace("clamp_mul", "mul_clamp"))
     first = Renderer(Selection(specs.load([spec_file])), "my").render()
     second = Renderer(Selection(specs.load([other])), "other").render()
     assert not set(first) & set(second)
@@ -159,17 +159,60 @@ __global__ void own(float *x) { x[threadIdx.x] = kf_shifted_log(x[threadIdx.x], 
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc: the CUDA headers of a user's spec file are not compiled")
-def test_compiled_as_cuda(include, tmp_path):
+def test_compiled_as_cuda(include, spec_file, tmp_path):
     source = tmp_path / "program.cu"
     source.write_text(CUDA_PROGRAM)
     done = subprocess.run(["nvcc", "-arch=sm_90", "-Werror", "all-warnings", *(f"-I{d}" for d in include), "-c", str(source), "-o",
                            str(tmp_path / "program.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     text = (tmp_path / "program.o").read_bytes()
-    for kernel in (b"kfk_clamp_mul_bwd_f16ILi1E", b"kfk_clamp_mul_f32ILi1024E", b"kfk_add_f16ILi1024E", b"kfk_bias_bwd_f16ILi1024E"):
-        assert kernel in text
+    own = specs.load([spec_file]).activations["shifted_log"].id
+    for kernel in ("kfk_clamp_mul_bwd_f16ILi1E", f"kfk_clamp_mul_f32ILi{own}E", f"kfk_add_f16ILi{own}E", f"kfk_bias_bwd_f16ILi{own}E"):
+        assert kernel.encode() in text
     for kernel in (b"kfk_clamp_mul_f16", b"kfk_mul_"):
         assert kernel not in text
+
+
+LIBRARY = """
+[activation.my{name}]
+brief = "{factor} x"
+expr = "{factor} * x"
+ref = "{factor} * x"
+"""
+BOTH = """
+#include <kf/user/libone/act.{ext}>
+#include <kf/user/libtwo/act.{ext}>
+"""
+
+
+def test_two_libraries(installed, tmp_path):
+    """Of people who do not know of each other: a program may use both, since the ids of their activations differ."""
+    for name, factor in (("one", 2), ("two", 3)):
+        (tmp_path / f"lib{name}.toml").write_text(LIBRARY.format(name=name, factor=factor))
+        assert main(["render", "--spec", str(tmp_path / f"lib{name}.toml"), "--out", str(tmp_path)]) == 0
+    include = [f"-I{d}" for d in (installed, tmp_path)]
+    (tmp_path / "both.c").write_text(BOTH.format(ext="h") + """
+int main(void)
+{
+    float x[2] = {1, -2}, one[2], two[2];
+    if (kf_cpu_myone_f32(x, one, 2) != KF_SUCCESS || kf_cpu_mytwo_f32(x, two, 2) != KF_SUCCESS) return 1;
+    return one[0] == 2 && one[1] == -4 && two[0] == 3 && two[1] == -6 ? 0 : 2;
+}
+""")
+    subprocess.run(["gcc", "-O1", *include, tmp_path / "both.c", "-o", tmp_path / "both", "-lm"], check=True)
+    assert subprocess.run([tmp_path / "both"]).returncode == 0
+    if toolkit.include():  # CUDA, through the compiler of the emulation
+        (tmp_path / "both.cpp").write_text("#include <cuda_runtime.h>\n" + BOTH.format(ext="cuh") + """
+kf_result_t both(const float *x, float *out)
+{
+    const kf_result_t r = kf_myone_f32(x, out, 2, nullptr);
+    return r == KF_SUCCESS ? kf_mytwo_f32(x, out, 2, nullptr) : r;
+}
+""")
+        emu = kflib.ROOT / "tests/emu"
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-isystem", toolkit.include(), f"-I{emu}/include", f"-I{emu}", *include]
+        done = subprocess.run([*command, tmp_path / "both.cpp"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
 
 
 # What no op of kf's own has together: several outputs, a packed operand with dropout and scalars, integers, operands without a gradient.
@@ -191,6 +234,11 @@ operands = { a = "elem", b = "elem" }
 expr = "where(a < b, max(a * b, 3), a - b)"
 ref = "np.where(a < b, np.maximum(a * b, 3), a - b)"
 ints = true
+[op.spaced_drop]
+brief = "dropout of 2 x"
+operands = { x = "elem" }
+expr = "dropout (x * 2)"
+ref = "dropout (x * 2)"
 [op.stopped]
 brief = "x * log(c) * stop"
 operands = { x = "elem", stop = { kind = "elem", grad = false }, c = { kind = "channel", positive = true } }
