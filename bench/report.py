@@ -119,13 +119,13 @@ def heading(name, data):
 
 def rows_markdown(name, data):
     """Of rows.py, rows_cpu.py and reduce.py: percent of a copy by row length or shape, and how many times as fast as the peers that
-    were timed."""
-    by, peers = {}, list(dict.fromkeys(n for r in data["rows"] for n in r["speedup"]))
+    were timed. Peers whose times were withdrawn are left out, and the page says why."""
+    withdrawn = data.get("withdrawn", {})
+    by, peers = {}, list(dict.fromkeys(n for r in data["rows"] for n in r["speedup"] if n not in withdrawn))
     reductions = "shape" in data["rows"][0]
     for r in data["rows"]:
-        if reductions and "compile" not in r["speedup"]:
-            continue
-        against = f" ({', '.join(f'{s:.2f}x' for s in r['speedup'].values())})" if r["speedup"] else ""
+        ratios = [f"{r['speedup'][n]:.2f}x" for n in peers if n in r["speedup"]]
+        against = f" ({', '.join(ratios)})" if ratios else ""
         groups_ = not reductions and len(r["sizes"]) == 5  # outer, length, groups, channels, inner
         batch = "batch_norm_train" in r["function"]  # outer, channels, inner, where a row is a channel's
         label = r["function"] + (", NHWC" if (groups_ or batch) and r["sizes"][-1] == 1 else "")
@@ -135,10 +135,12 @@ def rows_markdown(name, data):
     m = data.get("machine")
     where = f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, {m['compiler']}; `{m['flags']}`" if m else (
         f"{data['gpu']}, torch {data['torch']}; tensors of {data['tensors']}")
+    beside = (f"; in parentheses times as fast as {' and '.join(PEERS[p] for p in peers)}, where there is such a peer (below 1: slower)"
+              if peers else "")
+    left_out = "".join(f"Ratios to {PEERS[p]} are withdrawn: {why}.\n\n" for p, why in withdrawn.items())
     return "\n".join([
         f"## {name}\n", f"{where}; {data['data']}.\n", f"    {data['command']}\n",
-        f"Percent of a copy of as many bytes, by {'outer x axis x inner' if reductions else 'columns'}; in parentheses times as fast as "
-        f"{' and '.join(PEERS[p] for p in peers)}, where there is such a peer or it was timed (below 1: slower):\n",
+        f"{left_out}Percent of a copy of as many bytes, by {'outer x axis x inner' if reductions else 'columns'}{beside}:\n",
         table(["function", *map(str, cols)], [[f"`{f}`", *(found.get(c, "") for c in cols)] for f, found in by.items()])])
 
 

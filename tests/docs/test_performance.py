@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is published of the filed measurements: nothing that holds a peer's time on the host."""
+
+import json
+import re
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.append(str(ROOT / "bench"))
+import report  # noqa: E402
+
+GPU = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "bench/results/h200").glob("*.json"))
+LAUNCHED_AT_ONCE = {"cub"}  # a peer without a framework's code between call and launch
+
+
+def how_timed(row, peer):
+    """'graph', 'events' (behind a full queue), or None where the file does not say."""
+    return row["times"][peer].get("how") if "times" in row else row.get("how")
+
+
+@pytest.mark.parametrize("file", GPU)
+def test_a_ratio_is_published_only_if_no_host_time_is_in_it(file):
+    """An event on an idle GPU and a few calls behind it time the peer's Python: such a file withdraws the peer, and its table has no ratio of it."""
+    data = json.loads((ROOT / file).read_text())
+    for row in data["rows"]:
+        for peer in set(row.get("speedup", ())) - set(data.get("withdrawn", ())) - LAUNCHED_AT_ONCE:
+            assert how_timed(row, peer) in ("graph", "events"), f"{row['function']}: how was {peer} timed?"
+
+
+@pytest.mark.parametrize("file", [f for f in GPU if "withdrawn" in json.loads((ROOT / f).read_text())])
+def test_withdrawn_peers_are_left_out(file):
+    data = json.loads((ROOT / file).read_text())
+    text = report.markdown(ROOT / file, every=False)
+    left = {peer for row in data["rows"] for peer in row["speedup"]} - set(data["withdrawn"])
+    for peer, why in data["withdrawn"].items():
+        assert f"Ratios to {report.PEERS[peer]} are withdrawn: {why}." in text
+    cells = re.findall(r"\(([\d.]+x(?:, [\d.]+x)*)\)", text)
+    assert max((cell.count("x") for cell in cells), default=0) == len(left), "as many ratios as peers that are left"
