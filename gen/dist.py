@@ -2,7 +2,7 @@
 """Writes the release: kf-<version>.tar.gz, whose users need neither Python nor a build of kf, and the single files.
 
 The archive is the repository's files, and beside them what is generated: headers in include/, pkg-config and CMake files in
-share/, so that the archive is a prefix; CMakeLists.txt; single/; docs/reference.md. The same commit gives the same bytes.
+share/, so that the archive is a prefix; CMakeLists.txt; single/. The same commit gives the same bytes.
 """
 
 import gzip
@@ -15,7 +15,7 @@ import sys
 import tarfile
 
 sys.dont_write_bytecode = True
-from kfgen import docs, package, paths, single  # noqa: E402
+from kfgen import package, paths, single  # noqa: E402
 from kfgen import spec as specs  # noqa: E402
 from kfgen.render import Renderer, Selection  # noqa: E402
 
@@ -46,7 +46,6 @@ def generated(selection):
     found = package.tree(selection, rendered=rendered)
     found |= {f"single/{name}": text for name, text in single.everything(selection, rendered=rendered).items()}
     found["CMakeLists.txt"] = package.template("CMakeLists.txt")
-    found["docs/reference.md"] = docs.text(selection)
     return found
 
 

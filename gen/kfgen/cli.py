@@ -47,8 +47,8 @@ def build_parser():
     p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
     p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
     p.add_argument("name", metavar="FUNCTION")
-    p = add("docs", "write the reference page of every op and activation, reference.md", write_docs)
-    p.add_argument("--out", required=True, metavar="DIR")
+    p = add("docs", "write the reference: a page for each family of ops, the activations, and what all have in common", write_docs)
+    p.add_argument("--out", default="docs/reference", metavar="DIR", help="default: %(default)s")
     choose(p)
     return parser
 
@@ -140,7 +140,7 @@ def print_source(args):
 
 
 def write_docs(args):
-    print(f"kfgen: {docs.write(selected(args), args.out)}")
+    print(f"kfgen: {', '.join(map(str, docs.write(selected(args), args.out)))}")
     return 0
 
 

@@ -1,61 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference page: every op and every activation, from the same model as the headers."""
+"""The reference pages: a family each, the activations, and what all functions have in common; from the same model as the headers."""
 
 import pathlib
+import re
 
-from kfgen import contract, names, render
+from kfgen import contract, families, names, paths, render
 
-
-def direction(kernels):
-    """One table for all dtypes of an op in one direction: what differs between them is written T or acc."""
-    k = kernels[0]
-    types = {o.name: o.dtype for o in k.op.operands} | dict.fromkeys(k.op.saved, "acc")
-
-    def word(s):
-        own = types.get(s.name) or (types.get(s.name[1:], "T") if k.bwd and s.role != "in" else "T")
-        if own != "T":
-            return own
-        return "U" if k.op.types == "pairs" and s.role == "out" else "T"
-
-    def overlap(s):
-        return " or ".join(f"`{n}`" for n in contract.in_place(k, s)) + (f"; `{s.same_as}`, which is equal" if s.same_as else "")
-
-    tensors = [{
-        "name": s.name, "role": {"in": "in", "out": "out", "sum": "out, summed"}[s.role], "kind": s.kind, "shape": contract.shape(k, s),
-        "dtype": word(s), "null": contract.nullable(k, s) or "no", "overlap": overlap(s)} for s in k.inputs + k.outputs]
-    per_dtype = {}
-    for other in kernels:
-        per_dtype.setdefault(contract.arithmetic(other), []).append(other.words)
-    return {
-        "formulas": contract.formulas(k), "tensors": tensors, "flops": k.flops, "has_act": k.has_act,
-        "gathers": contract.gathers(k), "bytes": [(o.words, [contract.moved_bytes(o, a) for a in (o.acts[0], o.acts[-1])]) for o in kernels],
-        "arithmetic": [(", ".join(words), text) for text, words in per_dtype.items()], "errors": contract.errors(k),
-        "workspace": k.workspace if k.scratch else "", "sizes": k.sizes, "launcher": k.launchers[0], "vec": k.cuda.vec}
+VARIES = ("T", "U", "acc")
+TITLES = {"map": "Elementwise ops", "row": "Ops over rows", "reduce": "Reductions over an axis"}
 
 
-def op_entry(op, kernels):
-    launchers = {}
+# ---- an op -------------------------------------------------------------------------------------------------------
+
+def type_words(kernels):
+    """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T and U are the dtypes in the
+    function's name, acc is what sums are made in; else a type that is always the same."""
+    columns = {"T": [k.dtypes[0] for k in kernels], "U": [k.dtypes[-1] for k in kernels], "acc": [k.dtype.acc.word for k in kernels]}
+    found = {}
+    for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):
+        own = [(k.inputs + k.outputs)[i].dtype.word for k in kernels]
+        found[s.name] = next((word for word, column in columns.items() if own == column), own[0])
+    return found
+
+
+def signature(k, types):
+    """One line for all dtypes and activations of an op in one direction."""
+    launcher = next((a for a in k.launchers if not a.act.scalars and not a.state), k.launchers[0])
+    arguments = []
+    for a in launcher.arguments:
+        varies = types.get(a.name) in VARIES
+        arguments.append((f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype) + a.name)
+    words = {"pairs": ["T", "U"], "weights": ["T", "U"]}.get(k.op.types, ["T"])
+    name = names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
+    return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
+
+
+def workspace(k):
+    words = ["T", "U"] if k.op.types == "weights" else ["T"]
+    return f"size_t {names.workspace(k.op.pattern, words, bwd=k.bwd).replace('kf_', 'kf_[cpu_]', 1)}({k.size_parameters});"
+
+
+def use(k, stream):
+    role = {"in": "in", "out": "out", "sum": "out, summed"}[stream.role]
+    return "; ".join(x for x in (role, contract.notes(k, stream)) if x)
+
+
+def tensors(kernels, types):
+    """[name, shape, dtype, what the forward does with it, the backward]"""
+    found = {}
     for k in kernels:
-        for launcher in k.launchers:
-            launchers.setdefault(launcher.act.name, []).append(launcher.name)
+        for s in k.inputs + k.outputs:
+            row = found.setdefault((s.name, contract.shape(k, s), types[k.bwd][s.name]), {False: "", True: ""})
+            row[k.bwd] = use(k, s)
+    return [[*key, uses[False], uses[True]] for key, uses in found.items()]
+
+
+def facts(k):
+    """What is counted and what may go wrong, in one direction."""
+    operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' and the activation' if k.has_act else ''}"
+    if contract.gathers(k):
+        text = f"{operations} and a value of each tensor a row"
+    else:
+        moved = sorted({contract.moved_bytes(k, a) for a in k.acts})
+        text = f"{operations} and {' to '.join(map(str, dict.fromkeys((moved[0], moved[-1]))))} bytes an element in {k.words}"
+    order = f"; computed {k.order_note.lstrip(', ')}" if k.order_note else ""
+    return f"{text}{order}. {contract.errors(k)}"
+
+
+def entry(op, kernels):
+    """An op as the template shows it, of its kernels in f32 or in the first dtypes that it has."""
+    first = [next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)]
+    types = {k.bwd: type_words([other for other in kernels if other.bwd is k.bwd]) for k in first}
     return {
-        "op": op, "title": op.pattern, "stem": names.stem(op.pattern), "forward": direction([k for k in kernels if not k.bwd]),
-        "backward": direction([k for k in kernels if k.bwd]) if any(k.bwd for k in kernels) else None,
-        "dtypes": list(dict.fromkeys(k.words for k in kernels)), "activations": [a.name for a in kernels[0].acts], "launchers": launchers,
-        "scalars": op.scalars, "dropout": op.dropout}
+        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "dtypes": list(dict.fromkeys(k.words for k in kernels)),
+        "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
+        "signatures": [line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.scratch else [])]],
+        "tensors": tensors(first, types), "formulas": [line for k in first for line in contract.formulas(k)],
+        "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first], "backward": len(first) > 1 or first[0].bwd}
 
 
-def edges(act):
-    return ", ".join(f"{x} → {y}" for x, y in act.edges.items()), ", ".join(f"{x} → {y}" for x, y in act.dedges.items())
+# ---- what all have in common -------------------------------------------------------------------------------------
+
+def result_codes():
+    """[number, name, text] as core/result.h has them."""
+    text = (paths.INCLUDE / "kf/core/result.h").read_text()
+    said = dict(re.findall(r'case (KF_\w+):\s*return "([^"]+)"', text))
+    return [(int(n), name, said[name]) for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)]
+
+
+def edges(found):
+    return ", ".join(f"{x} → {y}" for x, y in found.items())
 
 
 def spaced(page):
     """A blank line between blocks of different kinds, and no two: Jinja's line statements swallow those of the template."""
     found, fenced, before = [], False, ""
     for line in page.strip().split("\n"):
-        kind = "" if not line else next((k for k in ("#", "|", "- ", "**", "<", "```") if line.startswith(k)), "text")
+        kind = "" if not line else next((k for k in ("#", "|", "- ", "```") if line.startswith(k)), "text")
         kind = "- " if line.startswith("  ") and before == "- " else kind
-        if not fenced and kind and found[-1:] != [""] and found and (kind != before or kind in ("#", "**", "<")):
+        if not fenced and kind and found[-1:] != [""] and found and (kind != before or kind == "#"):
             found.append("")
         if fenced or line or found[-1:] != [""]:
             found.append(line)
@@ -64,18 +107,28 @@ def spaced(page):
     return "\n".join(found) + "\n"
 
 
-def text(selection):
+def pages(selection):
+    """{file name: text}"""
     env = render.environment()
-    ops = [op_entry(op, selection.kernels(op)) for op in selection.ops if selection.kernels(op)]
+    env.filters["cell"] = lambda text: text.replace("|", "\\|")
+    common = {"version": render.version(), "specs": [p.name for p in selection.spec.files], "titles": TITLES}
+    of = {family.name: [] for family in families.FAMILIES.values()}
+    for op in selection.ops:
+        if kernels := selection.kernels(op):
+            of[op.family].append(entry(op, kernels))
+    of = {family: ops for family, ops in of.items() if ops}
     count = sum(len(k.launchers) for k in selection.all_kernels())
-    acts = [{"a": a, "edges": edges(a), "expr": contract.one_line(a.expr), "dexpr": a.dexpr and contract.one_line(a.dexpr)}
-            for a in selection.activations]
-    return spaced(env.get_template("docs/reference.md.j2").render(
-        version=render.version(), ops=ops, acts=acts, count=count, specs=[p.name for p in selection.spec.files]))
+    acts = [{"a": a, "edges": edges(a.edges), "dedges": edges(a.dedges), "expr": contract.one_line(a.expr),
+             "dexpr": a.dexpr and contract.one_line(a.dexpr)} for a in selection.activations]
+    texts = {f"{family}.md": env.get_template("docs/family.md.j2").render(family=family, ops=ops, **common) for family, ops in of.items()}
+    texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
+    texts["README.md"] = env.get_template("docs/index.md.j2").render(of=of, count=count, codes=result_codes(), **common)
+    return {name: spaced(text) for name, text in texts.items()}
 
 
 def write(selection, out):
-    """Writes out/reference.md; returns its path."""
-    path = pathlib.Path(out) / "reference.md"
-    render.write(path, text(selection))
-    return path
+    """Writes the pages into a folder; returns their paths."""
+    found = pages(selection)
+    for name, text in found.items():
+        render.write(pathlib.Path(out) / name, text)
+    return [pathlib.Path(out) / name for name in sorted(found)]
