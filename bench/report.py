@@ -1,18 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and a plot from the files that bench.py wrote. Nothing appears here that was not measured.
+"""What is published of the filed measurements: the marked parts of README.md and docs/performance.md. Nothing stands there that was not
+measured, and nothing of a peer whose times were withdrawn.
 
-    python3 bench/report.py bench/results/h200/roofline.json bench/results/h200/compile.json [--markdown FILE] [--plot FILE.png]
+    python3 bench/report.py             fill both pages and draw the charts (needs matplotlib)
+    python3 bench/report.py --check     say what is stale, change nothing (needs nothing)
+    python3 bench/report.py --every bench/results/h200/compile.json     one row per case, to standard output
+
+A mark names a table and its file: <!-- table: copy h200/roofline --> ... <!-- /table -->. One schema serves all files (store.py).
 """
 
 import argparse
+import functools
 import json
 import math
 import pathlib
+import re
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+PAGES = [HERE.parent / "README.md", HERE.parent / "docs/performance.md"]
+MARK = re.compile(r"(<!-- table: (?P<what>\w+)(?P<words>[^>]*?) -->\n).*?(<!-- /table -->)", re.S)
 
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
-         "compile_autograd": "torch.compile, autograd", "cub": "CUB's sum of all elements as float32"}
+         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS"}
+UNITS = ("ns", "us", "ms", "s")
+
+
+@functools.lru_cache
+def load(name):
+    """A filed result, without the peers that were withdrawn."""
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    data["rows"] = [r for r in data["rows"] if "wrong" not in r]
+    for row in data["rows"]:
+        row["speedup"] = {p: s for p, s in row["speedup"].items() if p not in data.get("withdrawn", {})}
+    return data
 
 
 def geomean(values):
@@ -37,169 +61,170 @@ def verdict(row, speedup):
     return "slower" if speedup < 1 - margin else "faster" if speedup > 1 + margin else "parity"
 
 
-def mib(row):
-    return math.prod(row["sizes"]) * {"f64": 8, "f32": 4, "i32": 4, "i64": 8}.get(row["dtypes"][0], 2) / 2**20
+def name(row):
+    return f"`{row['function']}`" + (f", {row['variant']}" if row.get("variant") else "")
 
 
-def copy_table(rows):
-    """Percent of copy by op, direction and dtype: geometric mean and the worst function. Large tensors have their own rows."""
-    body = []
-    for (op, bwd, large), members in groups(rows, lambda r: (r["op"], r["bwd"], mib(r) > 1000)).items():
-        cells = []
-        for dtype in ("f32", "f16", "bf16"):
-            mine = [r for r in members if r["dtypes"][0] == dtype]
-            if mine:
-                worst = min(mine, key=lambda r: r["percent_of_copy"])
-                cells.append(f"{geomean([r['percent_of_copy'] for r in mine]):.1f} / {worst['percent_of_copy']:.1f}")
-            else:
-                cells.append("")
-        body.append([f"`{op}`", ("backward" if bwd else "forward") + (", 1 GiB" if large else ""), len(members), *cells])
-    return table(["op", "", "functions x shapes", "f32: mean / worst, % of copy", "f16", "bf16"], body, left=2)
+def sizes(row):
+    return " x ".join(f"{n:,}" for n in row["sizes"])
 
 
-def peer_table(rows):
-    """Speed-ups over each peer: geometric mean, worst case, and how many cases are slower."""
-    body = []
-    for (dtype, sizes), members in groups(rows, lambda r: (r["dtypes"][0], shape(r))).items():
-        for direction, wanted in (("forward", (False,)), ("backward", (True,)), ("both", (False, True))):
-            for peer in PEERS:
-                mine = [(r["speedup"][peer], r) for r in members if r["bwd"] in wanted and peer in r["speedup"]]
-                if not mine:
-                    continue
-                worst, row = min(mine, key=lambda m: m[0])
-                count = groups(mine, lambda m: verdict(m[1], m[0]))
-                body.append([dtype, sizes, direction, PEERS[peer], len(mine), f"{geomean([m[0] for m in mine]):.2f}",
-                             f"{worst:.2f} (`{row['function']}`)", *(len(count.get(v, ())) for v in ("faster", "parity", "slower"))])
-    return table(["dtype", "elements", "", "peer", "cases", "geometric mean", "worst", "faster", "parity", "slower"], body, left=4)
-
-
-def shape(row):
+def mebi(row):
     return f"{math.prod(row['sizes']) / 2**20:.0f} Mi"
 
 
+def amount(us):
+    """A time in the unit that suits it, three digits."""
+    power = 1 if us < 1000 else 2
+    value = us / 1000 ** (power - 1)
+    return f"{value:.{max(0, 2 - int(math.log10(value)))}f} {UNITS[power]}"
+
+
 def time_cell(t):
-    return f"{t['us']:.1f} ± {t['iqr_us'] / 2:.1f}"
+    return amount(t["us"]) + (f" ± {100 * t['iqr_us'] / 2 / t['us']:.1f} %" if "iqr_us" in t else "")
 
 
-def named_table(rows):
-    """Every case: time with half its interquartile range, bandwidth, share of copy, and the ratio to each peer."""
-    peers = [p for p in PEERS if any(p in r["speedup"] for r in rows)]
-    body = [[f"`{r['function']}`", "x".join(map(str, r["sizes"])), time_cell(r["times"]["kf"]), f"{r['gbps']:.0f}", f"{r['percent_of_copy']:.0f}",
-             *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in peers)] for r in rows]
-    return table(["function", "shape", "us", "GB/s", "% of copy", *(f"x {PEERS[p]}" for p in peers)], body, left=2)
-
-
-def losses(rows, most):
-    """The cases that are slower than a peer, the worst first; `most` of them."""
-    found = [(r, p, s) for r in rows for p, s in r["speedup"].items() if verdict(r, s) == "slower"]
-    body = [[f"`{r['function']}`", "x".join(map(str, r["sizes"])), PEERS[p], time_cell(r["times"]["kf"]), time_cell(r["times"][p]), f"{s:.2f}"]
-            for r, p, s in sorted(found, key=lambda x: x[2])]
-    if not body:
-        return "None.\n"
-    more = f"\n{len(body) - most} more, {body[most][-1]} and better: `bench/report.py --every`.\n" if len(body) > most else ""
-    return table(["function", "shape", "peer", "kf, us", "peer, us", "ratio"], body[:most], left=3) + more
-
-
-def failures(rows):
-    found = [(r, n, t["failed"]) for r in rows for n, t in r["times"].items() if "failed" in t]
-    return "".join(f"- `{r['function']}` {'x'.join(map(str, r['sizes']))}: {n}: {why.splitlines()[0]}\n" for r, n, why in found)
-
-
-def heading(name, data):
+def machine(data):
     m = data["machine"]
-    where = m.get("gpu") or f"{m['cpu']}, {m['threads']} threads"
-    words = [where, f"torch {m['torch']}"]
-    words += [f"driver {m['driver']}", f"nvcc {m['nvcc']}"] if "gpu" in m else [m["compiler"]]
-    about = data["data"][0].upper() + data["data"][1:]
-    text = f"## {name}\n\n{', '.join(words)}; `{m['flags']}`.\n{about}.\nOutputs: {data['outputs']}.\n\n    {data['command']}\n"
-    if data["cases_left"]:
+    where = m["gpu"] if "gpu" in m else f"{m['cpu']}, {m['threads']} threads"
+    words = [where, f"PyTorch {m['torch']}", *(f"{k} {m[k]}" for k in ("driver", "nvcc") if k in m), *([m["compiler"]] if "compiler" in m else [])]
+    return f"{', '.join(words)}; `{m['flags']}`"
+
+
+def about(which):
+    """Where and how: the lines above a file's tables."""
+    data = load(which)
+    how = data.get("method") or "interleaved rounds, inside CUDA graphs below 150 us a call, else behind a queue that is never empty"
+    if "gpu" not in data["machine"] and "method" not in data:
+        how = "interleaved rounds, one call a sample, wall clock"
+    text = f"[{which}.json](../bench/results/{which}.json): {machine(data)}.\n{how[0].upper() + how[1:]}. Data: {data['data']}.\n"
+    if "outputs" in data:
+        text += f"Outputs: {data['outputs']}.\n"
+    text += f"\n    {data['command']}\n"
+    for peer, why in data.get("withdrawn", {}).items():
+        text += f"\n**Ratios to {PEERS[peer]} are withdrawn**: {why}.\n"
+    if data.get("cases_left"):
         text += f"\n{data['cases_left']} cases of this set were not measured.\n"
     return text
 
 
-def rows_markdown(name, data):
-    """Of rows.py, rows_cpu.py and reduce.py: percent of a copy by row length or shape, and how many times as fast as the peers that
-    were timed. Peers whose times were withdrawn are left out, and the page says why."""
-    withdrawn = data.get("withdrawn", {})
-    by, peers = {}, list(dict.fromkeys(n for r in data["rows"] for n in r["speedup"] if n not in withdrawn))
-    reductions = "shape" in data["rows"][0]
-    for r in data["rows"]:
-        ratios = [f"{r['speedup'][n]:.2f}x" for n in peers if n in r["speedup"]]
-        against = f" ({', '.join(ratios)})" if ratios else ""
-        groups_ = not reductions and len(r["sizes"]) == 5  # outer, length, groups, channels, inner
-        batch = "batch_norm_train" in r["function"]  # outer, channels, inner, where a row is a channel's
-        label = r["function"] + (", NHWC" if (groups_ or batch) and r["sizes"][-1] == 1 else "")
-        row = math.prod(r["sizes"][1:2] + r["sizes"][3:]) if groups_ else math.prod(r["sizes"][::2]) if batch else r["sizes"][-1]
-        by.setdefault(label, {})[r["shape"] if reductions else row] = f"{r['percent_of_copy']:.0f}{against}"
-    cols = list(dict.fromkeys(c for found in by.values() for c in found))
-    m = data.get("machine")
-    where = f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, {m['compiler']}; `{m['flags']}`" if m else (
-        f"{data['gpu']}, torch {data['torch']}; tensors of {data['tensors']}")
-    beside = (f"; in parentheses times as fast as {' and '.join(PEERS[p] for p in peers)}, where there is such a peer (below 1: slower)"
-              if peers else "")
-    left_out = "".join(f"Ratios to {PEERS[p]} are withdrawn: {why}.\n\n" for p, why in withdrawn.items())
-    return "\n".join([
-        f"## {name}\n", f"{where}; {data['data']}.\n", f"    {data['command']}\n",
-        f"{left_out}Percent of a copy of as many bytes, by {'outer x axis x inner' if reductions else 'columns'}{beside}:\n",
-        table(["function", *map(str, cols)], [[f"`{f}`", *(found.get(c, "") for c in cols)] for f, found in by.items()])])
+def copy(which):
+    """Percent of copy by op, direction and dtype: geometric mean and the worst function. Large tensors have their own rows."""
+    rows, body = load(which)["rows"], []
+    dtypes = [d for d in ("f32", "f16", "bf16") if any(r["dtypes"][0] == d for r in rows)]
+    for (op, bwd, large), members in groups(rows, lambda r: (r["op"], r["bwd"], r["bytes"] > 1.9 * 2**30)).items():
+        cells = []
+        for dtype in dtypes:
+            mine = [r["percent_of_copy"] for r in members if r["dtypes"][0] == dtype]
+            cells.append(f"{geomean(mine):.0f} / {min(mine):.0f}" if mine else "")
+        body.append([f"`{op}`", ("backward" if bwd else "forward") + (", 1 GiB" if large else ""), len(members), *cells])
+    return table(["op", "", "cases", *(f"{d}: mean / worst" for d in dtypes)], body, left=2)
 
 
-def markdown(path, every):
-    data = json.loads(path.read_text())
-    if "set" not in data:
-        return rows_markdown(f"{path.parent.name}/{path.name}", data)
-    rows = [r for r in data["rows"] if "wrong" not in r]
-    text = [heading(f"{path.parent.name}/{path.name}", data)]
-    wrong = [r for r in data["rows"] if "wrong" in r]
-    if wrong:
-        text.append("Wrong results, not timed:\n\n" + "".join(f"- `{r['function']}`: {r['wrong']}\n" for r in wrong))
-    text.append("Bandwidth of the function's own bytes against a copy of as many, in the same rounds:\n\n" + copy_table(rows))
-    if any(r["speedup"] for r in rows):
-        text.append("Speed-up over each peer (peer's time / kf's):\n\n" + peer_table(rows))
-        text.append("Slower than a peer:\n\n" + losses(rows, len(rows) * len(PEERS) if every else 40))
-    if every:
-        text.append("Every case:\n\n" + named_table(rows))
-    if failed := failures(rows):
-        text.append("Peers that did not run:\n\n" + failed)
-    return "\n".join(text)
+def peers(which):
+    """Speed-ups over each peer: geometric mean, worst case, and how many cases are slower."""
+    body = []
+    for (dtype, size), members in groups(load(which)["rows"], lambda r: (r["dtypes"][0], r.get("at") or mebi(r))).items():
+        for direction, bwd in (("forward", False), ("backward", True)):
+            for peer in PEERS:
+                mine = [(r["speedup"][peer], r) for r in members if r["bwd"] is bwd and peer in r["speedup"]]
+                if not mine:
+                    continue
+                worst, row = min(mine, key=lambda m: m[0])
+                count = groups(mine, lambda m: verdict(m[1], m[0]))
+                body.append([dtype, size, direction, PEERS[peer], len(mine), f"{geomean([m[0] for m in mine]):.2f}",
+                             f"{worst:.2f} ({name(row)})", *(len(count.get(v, ())) for v in ("faster", "parity", "slower"))])
+    return table(["dtype", "size", "", "baseline", "cases", "geometric mean", "worst", "faster", "parity", "slower"], body, left=4)
 
 
-def plot(paths, out):
-    """Percent of copy of every function, sorted, one line per dtype and direction, one panel per file."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, len(paths), figsize=(6.5 * len(paths), 4), squeeze=False)
-    colours = {"f32": "#1b6ca8", "f16": "#c8553d", "bf16": "#4f772d"}
-    for axis, path in zip(axes[0], paths):
-        data = json.loads(path.read_text())
-        rows = [r for r in data["rows"] if "wrong" not in r]
-        for (dtype, bwd), members in groups(rows, lambda r: (r["dtypes"][0], r["bwd"])).items():
-            ys = sorted(r["percent_of_copy"] for r in members)
-            xs = [100 * (i + 0.5) / len(ys) for i in range(len(ys))]
-            axis.plot(xs, ys, color=colours[dtype], linestyle="--" if bwd else "-", label=f"{dtype} {'backward' if bwd else 'forward'} ({len(ys)})")
-        axis.axhline(100, color="#888888", linewidth=0.8)
-        axis.set(title=f"{data['machine'].get('gpu') or data['machine']['cpu']}: {data['set']}", xlabel="functions, sorted (%)",
-                 ylabel="% of a copy of as many bytes", xlim=(0, 100), ylim=(0, None))
-        axis.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(out, dpi=150, metadata={"Software": None})
+def losses(which, most=25):
+    """The cases that are slower than a peer, the worst first; `most` of them."""
+    found = [(r, p, s) for r in load(which)["rows"] for p, s in r["speedup"].items() if verdict(r, s) == "slower"]
+    body = [[name(r), sizes(r), PEERS[p], time_cell(r["times"]["kf"]), time_cell(r["times"][p]), f"{s:.2f}"]
+            for r, p, s in sorted(found, key=lambda x: x[2])]
+    if not body:
+        return "None.\n"
+    text = table(["function", "sizes", "baseline", "kf", "baseline's time", "ratio"], body[:most], left=3)
+    if len(body) > most:
+        text += f"\n{len(body) - most} more, {body[most][-1]} and better: `python3 bench/report.py --every bench/results/{which}.json`.\n"
+    return text
+
+
+def lengths(which, dtype, *wanted):
+    """Percent of a copy by row length or shape; after it the ratios to `wanted` peers, where there are such."""
+    by, columns = {}, list(dict.fromkeys(r["at"] for r in load(which)["rows"]))
+    for r in load(which)["rows"]:
+        if r["dtypes"][0] != dtype:
+            continue
+        ratios = [f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "-" for p in wanted]
+        by.setdefault(name(r), {})[r["at"]] = f"{r['percent_of_copy']:.0f}" + (f" ({', '.join(ratios)})" if set(ratios) - {"-"} else "")
+    head = ["function", *(f"{c:,}" if isinstance(c, int) else c for c in columns)]
+    return table(head, [[f, *(found.get(c, "") for c in columns)] for f, found in by.items()])
+
+
+def every(which):
+    """Every case: time with half its interquartile range, bandwidth, share of copy, and the ratio to each peer."""
+    rows = load(which)["rows"]
+    there = [p for p in PEERS if any(p in r["speedup"] for r in rows)]
+    body = [[name(r), sizes(r), time_cell(r["times"]["kf"]), f"{r['gbps']:.0f}", f"{r['percent_of_copy']:.0f}" if "percent_of_copy" in r else "",
+             *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there)] for r in rows]
+    return table(["function", "sizes", "time", "GB/s", "% of copy", *(f"x {PEERS[p]}" for p in there)], body, left=2)
+
+
+def headline():
+    """README's rows, each from the first file that has it: function, sizes, time, percent of a copy, ratio to torch.compile."""
+    wanted, body = tomllib.loads((HERE / "shapes.toml").read_text())["headline"], []
+    for function, *shape in wanted["rows"]:
+        files = [which for which in wanted["files"] if (RESULTS / f"{which}.json").exists()]
+        row = next(r for which in files for r in load(which)["rows"] if r["function"] == function and r["sizes"] == shape)
+        compiled = [row["speedup"][p] for p in ("compile", "compile_autograd") if p in row["speedup"]]
+        body.append([name(row), sizes(row), amount(row["times"]["kf"]["us"]), f"{row['percent_of_copy']:.0f}",
+                     f"{min(compiled):.2f}" if compiled else "withdrawn"])
+    return table(["function", "sizes", "time", "% of copy", "× torch.compile"], body, left=2)
+
+
+def has(row, where):
+    """Whether a row is one of those that a sentence speaks of."""
+    limits = {"at_least": lambda limit: row["at"] >= limit, "above": lambda limit: row["at"] > limit}
+    return all(limits[key](v) if key in limits else row[key] == v or isinstance(v, list) and row[key] in v for key, v in where.items())
+
+
+def slow(most=None):
+    """What is slow, in words, with the range of the figures; the first `most` sentences."""
+    text = []
+    for entry in tomllib.loads((HERE / "shapes.toml").read_text())["slow"][:most and int(most)]:
+        rows = [r for r in load(entry["file"])["rows"] if has(r, entry["where"])]
+        if peer := entry.get("value"):
+            values = [f"{v:.2f}" for v in sorted(r["speedup"][peer] for r in rows)]
+        else:
+            values = [f"{v:.0f}" for v in sorted(r["percent_of_copy"] for r in rows)]
+        text.append("- " + entry["text"].replace("{}", values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}") + "\n")
+    return "".join(text)
+
+
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, headline, slow)}
+
+
+def filled(text):
+    """The page with every marked table made anew."""
+    return MARK.sub(lambda m: f"{m[1]}{TABLES[m['what']](*m['words'].split())}{m[4]}", text)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("results", type=pathlib.Path, nargs="+")
-    p.add_argument("--markdown", type=pathlib.Path, help="default: standard output")
-    p.add_argument("--every", action="store_true", help="also one row per case")
-    p.add_argument("--plot", type=pathlib.Path)
+    p.add_argument("--check", action="store_true")
+    p.add_argument("--every", type=pathlib.Path, metavar="FILE")
     args = p.parse_args()
-    text = "\n".join(markdown(path, args.every) for path in args.results)
-    if args.markdown:
-        args.markdown.write_text(text)
-    else:
-        print(text)
-    if args.plot:
-        plot(args.results, args.plot)
+    import charts
+    if args.every:
+        return print(every(args.every.resolve().relative_to(RESULTS).with_suffix("").as_posix()))
+    stale = [page.name for page in PAGES if page.read_text() != filled(page.read_text())] + charts.stale()
+    if args.check:
+        raise SystemExit(f"stale: {', '.join(stale)}" if stale else None)
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+    charts.draw(charts.stale())
+    print(f"made anew: {', '.join(stale) or 'nothing'}")
 
 
 if __name__ == "__main__":

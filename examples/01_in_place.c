@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gcc -O3 -march=native -isystem ~/.local/include 01_in_place.c -o 01_in_place -lm */
 /* An output may be an input of the same shape; what a call refuses, it refuses before it writes, and says why. */
-#include <kf/kf.h>
+#include <kf/ops/act_mul.h>
 
 #include <stdio.h>
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gcc -O3 -march=native -isystem ~/.local/include 02_backward.c -o 02_backward -lm */
 /* The gradients of act(x + bias): dx for each element, dbias summed over the rows, which needs a workspace. The caller
    allocates it, once: its size depends on the shape alone. */
-#include <kf/kf.h>
+#include <kf/ops/bias.h>
 
 #include <math.h>
 #include <stdio.h>

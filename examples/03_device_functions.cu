@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+// nvcc -O3 -arch=native -isystem ~/.local/include 03_device_functions.cu -o 03_device_functions
 // The activations inside a kernel of one's own: every one is a device function, with its gradient.
 // Exits with 77 when no GPU answers.
-#include <kf/kf.cuh>
+#include <kf/ops/activations.cuh>
 
 #include <cstdio>
 
@@ -18,7 +19,7 @@ int main()
     const int64_t n = 1001;
     const float h = 0.0078125f;
     float *data;
-    if (cudaMallocManaged(&data, 3 * n * sizeof *data) != cudaSuccess) return 77;
+    if (cudaMallocManaged(&data, 3 * n * sizeof *data) != cudaSuccess) return std::puts("no GPU"), 77;
     float *x = data, *y = data + n, *slope = data + 2 * n;
     for (int64_t i = 0; i < n; ++i) x[i] = h * (float)(i - 500);
     blend<<<(unsigned)((n + 255) / 256), 256>>>(x, y, slope, 0.25f, n);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kfgen render --spec my_ops.toml --out ~/.local/include
+   gcc -O3 -march=native -isystem ~/.local/include 04_own_ops.c -o 04_own_ops -lm */
 /* What examples/my_ops.toml adds: its activation in every op, its op with every activation, and their gradients. */
 #include <kf/kf.h>
 #include <kf/my_ops.h>

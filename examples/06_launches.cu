@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// nvcc -O3 -arch=native -isystem ~/.local/include 06_launches.cu -o 06_launches
 // What is launched for a call: KF_ON_LAUNCH, defined before kf's headers, is told each launch. Here a layer norm of rows from
 // 128 to 262,144 columns, and its gradients, whose weights' part takes a second kernel. Exits with 77 when no GPU answers.
 #include <cuda_runtime.h>
@@ -20,7 +21,7 @@ int main()
 {
     const int64_t n = 1 << 22;
     kf_bf16 *x;
-    if (cudaMalloc(&x, 9 * n * sizeof *x) != cudaSuccess) return 77;
+    if (cudaMalloc(&x, 9 * n * sizeof *x) != cudaSuccess) return std::puts("no GPU"), 77;
     kf_bf16 *out = x + n, *dout = x + 2 * n, *dx = x + 3 * n, *weight = x + 4 * n, *dweight = x + 5 * n;
     float *mean = (float *)(x + 6 * n), *rstd = mean + n / 2;
     for (int64_t cols = 128; cols <= 1 << 18; cols *= 8 - 4 * (cols > 8192)) {

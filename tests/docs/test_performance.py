@@ -2,13 +2,13 @@
 """What is published of the filed measurements: nothing that holds a peer's time on the host."""
 
 import json
-import re
 import sys
 
 import pytest
 from conftest import ROOT
 
 sys.path.append(str(ROOT / "bench"))
+import charts  # noqa: E402
 import report  # noqa: E402
 
 GPU = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "bench/results/h200").glob("*.json"))
@@ -31,10 +31,28 @@ def test_a_ratio_is_published_only_if_no_host_time_is_in_it(file):
 
 @pytest.mark.parametrize("file", [f for f in GPU if "withdrawn" in json.loads((ROOT / f).read_text())])
 def test_withdrawn_peers_are_left_out(file):
-    data = json.loads((ROOT / file).read_text())
-    text = report.markdown(ROOT / file, every=False)
+    data, which = json.loads((ROOT / file).read_text()), file.removeprefix("bench/results/").removesuffix(".json")
     left = {peer for row in data["rows"] for peer in row["speedup"]} - set(data["withdrawn"])
     for peer, why in data["withdrawn"].items():
-        assert f"Ratios to {report.PEERS[peer]} are withdrawn: {why}." in text
-    cells = re.findall(r"\(([\d.]+x(?:, [\d.]+x)*)\)", text)
-    assert max((cell.count("x") for cell in cells), default=0) == len(left), "as many ratios as peers that are left"
+        assert f"**Ratios to {report.PEERS[peer]} are withdrawn**: {why}." in report.about(which)
+        assert report.PEERS[peer] not in report.peers(which) + report.losses(which) + report.every(which)
+    assert {peer for row in report.load(which)["rows"] for peer in row["speedup"]} == left
+
+
+def test_the_charts_are_those_of_the_filed_results():
+    """By a hash of what they show: python3 bench/report.py draws them again."""
+    assert charts.stale() == []
+    assert {p.stem for p in charts.FOLDER.iterdir()} == set(charts.CHARTS)
+    page = (ROOT / "docs/performance.md").read_text()
+    assert [name for name in charts.CHARTS if f"](img/{name}.svg)" not in page] == []
+
+
+def test_a_chart_of_other_data_is_stale(monkeypatch):
+    """One figure of one file differs."""
+    data = json.loads(json.dumps(report.load("h200/rows")))
+    data["rows"][0]["percent_of_copy"] += 1
+    monkeypatch.setattr(report, "load", lambda which: data)
+    monkeypatch.setattr(charts, "CHARTS", {"softmax": lambda: charts.by_length("h200/rows", "cross_entropy")})
+    before = charts.stamp("softmax")
+    data["rows"][0]["percent_of_copy"] -= 1
+    assert charts.stamp("softmax") != before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md says what the repository holds: its code is the examples' code, its tables are the specification's.
+"""README.md says what the repository holds: its code is the examples' code, its lists are the specification's, its figures the filed results'.
 
 After a change of those: KF_UPDATE=1 pytest tests/docs/test_readme.py
 """
@@ -18,8 +18,11 @@ UPDATE = os.environ.get("KF_UPDATE")
 
 
 def code(path):
-    """An example's text without its licence line."""
-    return (ROOT / path).read_text().split("\n", 1)[1].lstrip("\n")
+    """An example's text without its licence line; what stands between its marks, if it has such."""
+    text = (ROOT / path).read_text()
+    if "/* [readme] */" in text:
+        return textwrap.dedent(text.split("/* [readme] */")[1].lstrip("\n")).rstrip() + "\n"
+    return text.split("\n", 1)[1].lstrip("\n")
 
 
 def entry(path):
@@ -27,18 +30,9 @@ def entry(path):
     return "[op." + (ROOT / path).read_text().split("[op.")[-1]
 
 
-def ops_table():
-    rows = ["| op | formula | activations |", "|:--|:--|:--|"]
-    for op in specs.load().ops.values():
-        names = "all" if not op.without else f"all but {', '.join(op.without)}"
-        brief = op.brief.replace("|", "\\|")
-        rows.append(f"| `{op.pattern}` | {brief} | {names if op.has_act else ''} |")
-    return "\n" + "\n".join(rows) + "\n"
-
-
 def activations():
     words = ", ".join(f"`{a.name}`" + (f" ({', '.join(a.scalars)})" if a.scalars else "") for a in specs.load().activations.values())
-    return f"\n{textwrap.fill(words, 120)}\n"
+    return f"\n{textwrap.fill(words, 150)}\n"
 
 
 def filled(text):
@@ -54,7 +48,6 @@ def filled(text):
 
     fence("file", code)
     fence("entry", entry)
-    between("ops", ops_table())
     between("activations", activations())
     return text
 
@@ -66,10 +59,10 @@ def test_readme_is_the_repository_s_own(manifest):
     if UPDATE:
         README.write_text(text)
     assert README.read_text() == text, "run KF_UPDATE=1 pytest tests/docs/test_readme.py"
-    assert text.count("```c\n") == text.count("```cuda\n") == 1
+    assert text.count("```c\n") == 2 and text.count("```cuda\n") == 1
 
 
-@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, *ROOT.glob("docs/*.md")]))
+@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, *ROOT.glob("docs/**/*.md")]))
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
@@ -77,7 +70,7 @@ def test_links_lead_somewhere(page):
             assert ((ROOT / page).parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md")]))
+@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]))
 def test_functions_named_in_pages_exist(page, manifest):
     """Whatever looks like one of kf's functions is one, or is the walk-throughs' own."""
     known = {f[n] for f in manifest["functions"] for n in ("name", "cpu_name", "workspace", "cpu_workspace") if f[n]}
@@ -95,12 +88,27 @@ def test_functions_named_in_pages_exist(page, manifest):
         assert name in known or own.match(name), f"{page} names {name}"
 
 
-def test_measured_tables_go_between_their_marks(monkeypatch):
+def test_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 200
+
+
+def test_every_op_is_in_the_table_of_families():
+    table = "\n".join(line for line in README.read_text().splitlines() if line.startswith("| ") and "`" in line)
+    shown = re.findall(r"`([a-z0-9_{}]+)`", table)
+    ops = {op.pattern for op in specs.load().ops.values()}
+    assert [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown] == []
+    assert len(set(shown)) == len(shown), "an op stands in one row"
+
+
+def test_figures_come_from_the_filed_results(monkeypatch):
+    """README's tables, docs/performance.md's and the charts are those of bench/results: python3 bench/report.py"""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import readme
-    text = README.read_text()
-    for name in ("h200", "rows", "reduce", "cpu", "cpu_rows"):
-        once = readme.filled(text, name, "### a table\n\\1")
-        assert once.count("### a table\n\\1") == 1
-        assert readme.filled(once, name, "### a table\n\\1") == once
-        assert [once.count(mark) for mark in ("<!-- bench:", "<!-- /bench:")] == [5, 5]
+    import report
+    for page in report.PAGES:
+        text = page.read_text()
+        assert text.count("<!-- table: ") == text.count("<!-- /table -->") == len(report.MARK.findall(text))
+        assert report.filled(text) == text, f"{page.name} is stale: run python3 bench/report.py"
+    readme = README.read_text()
+    assert "<!-- table: headline -->" in readme and "<!-- table: slow" in readme
+    bare = re.sub(r"<!-- table.*?<!-- /table -->", "", readme, flags=re.S)
+    assert not re.search(r"\d\.\d+x|\d %", bare), "a measured figure outside of the generated tables"
