@@ -134,7 +134,7 @@ def test_contents(archive, tmp_path):
     tracked = set(files(ways.copy(tmp_path)))
     assert tracked <= set(found), tracked - set(found)
     made = set(found) - tracked
-    assert {"CMakeLists.txt", "docs/reference/README.md", "include/kf/kf.h", "include/kf/kf.cuh", "single/kf_single.h", "single/kf_single.cuh",
+    assert {"CMakeLists.txt", "include/kf/kf.h", "include/kf/kf.cuh", "single/kf_single.h", "single/kf_single.cuh",
             "share/kf/installed.txt", "share/pkgconfig/kf.pc"} <= made
     assert not [p for p in made if p.endswith((".pyc", ".o", ".stamp")) or "egg-info" in p]
     assert found["single/kf_single.h"] == (archive.parent / "kf_single.h").read_bytes()
