@@ -46,9 +46,7 @@ kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream) { return kf_ge
 def with_checkout(project):
     """A checkout as the parent's subprojects/kf, which a test may edit: returns it."""
     kf = ways.copy(project / "subprojects/kf")
-    text = ways.snippet("wrap")
-    local = [line for line in text.splitlines() if not line.startswith("source_")]
-    (project / "subprojects/kf.wrap").write_text("\n".join(local).replace(f"directory = kf-{ways.VERSION}", "directory = kf") + "\n")
+    (project / "subprojects/kf.wrap").write_text(ways.snippet("wrap-checkout"))
     return kf
 
 

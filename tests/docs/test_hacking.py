@@ -5,7 +5,7 @@ import re
 
 import kflib
 from conftest import ROOT
-from kfgen import contract
+from kfgen import contract, families
 from kfgen import spec as specs
 from kfgen.expr import WORDS
 from kfgen.render import Selection
@@ -36,6 +36,28 @@ def test_the_map_is_whole():
     folders = [p.name for folder in ("", "tests", "templates", "gen") for p in (ROOT / folder).iterdir() if p.is_dir()]
     skip = {"build", "__pycache__"}
     assert [n for n in folders if n not in PAGE and n not in skip and not n.startswith((".", "build")) and n != "kfgen.egg-info"] == []
+
+
+def test_each_family_has_a_page():
+    """With every form that its tensors lie in, and the parts that a reader looks for."""
+    pages = {p.stem: p.read_text() for p in (ROOT / "docs/families").glob("*.md")}
+    assert set(pages) == {f.name for f in families.FAMILIES.values()}
+    for family in families.FAMILIES.values():
+        text = pages[family.name]
+        assert f"](families/{family.name}.md)" in PAGE
+        assert [w for w in ("## Schedules in CUDA", "## Schedules in C\n", "## Invariants", "## Traps") if w not in text] == []
+        if len(family.forms) > 1:
+            assert [form for form in family.forms if f"\n| {form} |" not in text] == []
+
+
+def test_internal_names_exist(include):
+    """What these pages name is in the sources: a rename takes the pages along."""
+    sources = [p for folder in (ROOT / "include", ROOT / "templates", ROOT / "gen", ROOT / "tests", include[1] / "kf/ops") for p in folder.rglob("*")
+               if p.suffix in (".h", ".cuh", ".j2", ".py", ".cpp") and p.name != "test_hacking.py"]
+    known = set(re.findall(r"\bkf[ik]_\w+|\bKFI_\w+", "\n".join(p.read_text() for p in sources)))
+    for page in [ROOT / "docs/hacking.md", *(ROOT / "docs/families").glob("*.md")]:
+        named = set(re.findall(r"\b(?:kf[ik]|KFI)_\w+\b(?!…|<)", page.read_text()))
+        assert [n for n in sorted(named) if n not in known and not n.endswith("_")] == [], page.name
 
 
 def test_every_word_is_in_the_language_reference():

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/install.md and launchers.md compile with optimisation: what build systems do by default takes a hundred times as long at run time."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+PAGES = ["docs/install.md", "docs/launchers.md"]
+BUILDS = {r"^(?!#).*\bcmake -B": "-DCMAKE_BUILD_TYPE=Release", r"^(?!#).*meson setup": "buildtype=release", r"^(?!#).*\b(gcc|nvcc|g\+\+) ": "-O"}
+HEADERS_ALONE = "meson install"  # a build of kf itself compiles nothing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_way_to_compile_is_optimised(page):
+    found = 0
+    for snippet in re.findall(r"```(?:sh|meson)\n(.*?)```", (ROOT / page).read_text(), re.S):
+        for line in [] if HEADERS_ALONE in snippet else snippet.splitlines():
+            for pattern, flag in BUILDS.items():
+                if re.match(pattern, line):
+                    found += 1
+                    assert flag in line, f"{page}: {line}"
+    assert found >= 2
