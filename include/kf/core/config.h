@@ -15,13 +15,12 @@
    KF_STREAM_MIN       Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past the
                        caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and the
                        next function reads the result at once. Results do not depend on it.
-   KF_ALLOW_FAST_MATH  Affects: C launchers. Accepts -ffast-math, which loses NaN and infinities. Default: refused. */
+   KF_ALLOW_FAST_MATH  Affects: all launchers. Accepts what gives up NaN, infinities, subnormal numbers and the last digits: -ffast-math,
+                       and nvcc's --use_fast_math. Not what makes the digits wrong: gcc needs -fno-associative-math besides, and
+                       x87 arithmetic is refused in any case (core/math.h). Default: refused. */
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
-#if defined(__FAST_MATH__) && !defined(KF_ALLOW_FAST_MATH) && !defined(__CUDACC__)
-#error "kf: -ffast-math breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or define KF_ALLOW_FAST_MATH"
-#endif
 #ifndef KF_OMP_MIN
 #define KF_OMP_MIN 32768
 #endif
@@ -48,6 +47,25 @@
 #else
 #define KFI_INLINE static inline
 #endif
+#endif
+
+/* Around all that the C headers compute. Sums are added up in the order in which they are written, also where clang may choose
+   (-funsafe-math-optimizations, of which no macro tells): what is rounded by adding a large constant and subtracting it again would not
+   be rounded. And clang does not warn of loops that it was asked to vectorise and cannot, those that call libm: it would even in headers
+   of a system path. (clang 14 does not mind the order after a minus sign: `magic - t`, not `-(t - magic)`.) For other processors than x86 clang has no way back to its user's flags, and keeps to the order. */
+#if defined(__clang__) && __clang_major__ >= 13 && !defined(__CUDACC__)
+#if defined(__x86_64__) || defined(__i386__)
+#define KFI_C_FLAGS_BEGIN _Pragma("float_control(push)") _Pragma("clang fp reassociate(off)")
+#define KFI_C_FLAGS_END _Pragma("float_control(pop)")
+#else
+#define KFI_C_FLAGS_BEGIN _Pragma("clang fp reassociate(off)")
+#define KFI_C_FLAGS_END
+#endif
+#define KFI_C_BEGIN _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wpass-failed\"") KFI_C_FLAGS_BEGIN
+#define KFI_C_END KFI_C_FLAGS_END _Pragma("clang diagnostic pop")
+#else
+#define KFI_C_BEGIN
+#define KFI_C_END
 #endif
 
 /* Host functions of the headers: costs nothing where it is not called, and nobody is warned. */

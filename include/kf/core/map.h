@@ -17,6 +17,8 @@
 #include "kf/core/stream.h"
 #include "kf/core/tile.h"
 
+KFI_C_BEGIN
+
 #define KFI_SLOTS 16    /* pointers a tile function may have */
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_CHUNK 32    /* tiles that a thread takes at a time */
@@ -580,5 +582,7 @@ KFI_STORE_SUM(bf16, kf_bf16, kfi_cpu_cast_f64_bf16(v[j]))
 KFI_INLINE uint32_t kfi_cpu_keep(uint16_t word, uint32_t from) { return 0u - (uint32_t)(word >= from); }
 /* A condition per element of 8 bytes from one of 4. */
 KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
+
+KFI_C_END
 
 #endif

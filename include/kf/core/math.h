@@ -8,8 +8,8 @@
  *
  * All but _f64 is written so that a constant-trip loop over it vectorises with any flags, SSE2 at -O2 included: no
  * branches, no libm (errno), no float ?: (control flow unless -fno-trapping-math) but selects by integer masks. What
- * stays scalar on plain SSE2 is integer compares and products of 64 bits. The bounds hold with and without FMA, not
- * under -ffast-math, which removes the rounding constants. Coefficients: gen/fit/fit_words_c.py. */
+ * stays scalar on plain SSE2 is integer compares and products of 64 bits. The bounds hold with and without FMA, and where
+ * sums are added up in the order written. Coefficients: gen/fit/fit_words_c.py. */
 #ifndef KF_CORE_MATH_H
 #define KF_CORE_MATH_H
 
@@ -20,15 +20,20 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef KFI_INLINE
-#if defined(__GNUC__)
-#define KFI_INLINE static inline __attribute__((always_inline, unused))
-#elif defined(_MSC_VER)
-#define KFI_INLINE static __forceinline
-#else
-#define KFI_INLINE static inline
+#include "kf/core/config.h"
+
+/* Flags under which the words below would give wrong numbers. */
+#if (defined(__FAST_MATH__) || defined(_M_FP_FAST)) && !defined(KF_ALLOW_FAST_MATH)
+#error "kf: -ffast-math breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or with -ffast-math -fno-associative-math and KF_ALLOW_FAST_MATH defined"
+#elif defined(__ASSOCIATIVE_MATH__) && !defined(__clang__)
+#error "kf: sums in any order, as of -fassociative-math, -funsafe-math-optimizations, -ffast-math and -Ofast, remove the rounding that kf's math relies on; compile without, or add -fno-associative-math"
+#elif defined(__FLT_EVAL_METHOD__)
+#if __FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2 || (__FLT_EVAL_METHOD__ < 0 && !defined(__clang__))
+#error "kf: float arithmetic with more digits than a float, as of x87, does not round where kf's math relies on it; compile with -msse2 -mfpmath=sse"
 #endif
 #endif
+
+KFI_C_BEGIN
 
 /* ---- bits, masks, selects -------------------------------------------------------------------------------------- */
 
@@ -261,7 +266,7 @@ KFI_INLINE float kfi_cpu_exp2_scale_lp(float t) { return kfi_cpu_from_bits_f32(k
 KFI_INLINE float kfi_cpu_exp_lp(float x) {
   const float magic = KFI_CPU_EVEN_F32 + 2 * 127, c = kfi_cpu_clamp_lp(x, -104.0f, 89.0f);
   const float t = kfi_cpu_exp_t(c, magic), s = kfi_cpu_exp_or_0(x, kfi_cpu_exp2_scale_lp(t));
-  const float r = kfi_cpu_fma_f32(c, 1.44269504f, -(t - magic)); /* |r| <= 1 */
+  const float r = kfi_cpu_fma_f32(c, 1.44269504f, magic - t); /* |r| <= 1 */
   float p = kfi_cpu_fma_f32(r, 0x1.57986ap-10f, 0x1.429a36p-7f);
   p = kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, p, 0x1.c714fep-5f), 0x1.ebd15ap-3f);
   p = kfi_cpu_fma_f32(r, kfi_cpu_fma_f32(r, p, 0x1.62e272p-1f), 0x1.000044p+0f);
@@ -325,7 +330,7 @@ KFI_INLINE float kfi_cpu_sigmoid_f32(float x) {
  * factor has it. */
 KFI_INLINE float kfi_cpu_sigmoid_of_number(float x) {
   const float magic = KFI_CPU_ROUND_F32 + (127 - 24), c = kfi_cpu_clamp_lp(x, -105.36f, 64.0f);
-  const float t = kfi_cpu_fma_f32(c, -1.44269504f, magic), r = kfi_cpu_fma_f32(c, -1.44269504f, -(t - magic));
+  const float t = kfi_cpu_fma_f32(c, -1.44269504f, magic), r = kfi_cpu_fma_f32(c, -1.44269504f, magic - t);
   const float d = kfi_cpu_fma_f32(kfi_cpu_exp2_scale_lp(t), kfi_cpu_exp2_poly_lp(r), 0x1p-24f);
   return 0x1p-24f / d;
 }
@@ -457,7 +462,7 @@ KFI_INLINE float kfi_cpu_gauss_f32(float w, float a) { return kfi_cpu_gauss_up_f
 KFI_INLINE float kfi_cpu_gauss_up_lp(float w, float a) {
   const float magic = KFI_CPU_ROUND_F32 + 64, a2 = a * a;
   const float t = kfi_cpu_fma_f32(a2, -0.721347520f /* -1/(2 ln 2) */, magic);
-  const float r = kfi_cpu_fma_f32(a2, -0.721347520f, -(t - magic));
+  const float r = kfi_cpu_fma_f32(a2, -0.721347520f, magic - t);
   return w * kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(kfi_cpu_exp2_poly_lp(r)) + (kfi_cpu_bits_f32(t) << 23));
 }
 KFI_INLINE float kfi_cpu_gauss_lp(float w, float a) { return kfi_cpu_gauss_up_lp(w, a) * 0x1p-64f; }
@@ -701,5 +706,7 @@ KFI_INLINE double kfi_cpu_cast_i64_f64(int64_t v) {
 KFI_INLINE float kfi_cpu_cast_i64_f32(int64_t v) { return (float)kfi_cpu_odd_i64_f64(v); }
 KFI_INLINE kf_f16 kfi_cpu_cast_i64_f16(int64_t v) { return kfi_cpu_cast_f64_f16(kfi_cpu_odd_i64_f64(v)); }
 KFI_INLINE kf_bf16 kfi_cpu_cast_i64_bf16(int64_t v) { return kfi_cpu_cast_f64_bf16(kfi_cpu_odd_i64_f64(v)); }
+
+KFI_C_END
 
 #endif

@@ -10,6 +10,8 @@
 #include "kf/core/philox.h"
 #include "kf/core/tile.h"
 
+KFI_C_BEGIN
+
 /* Philox on x86: a lane of 64 bits holds one of a counter's words in its low half. The high half of a product is then a
    shift away, its low half lies where the next round reads it, and nothing reads what is above. Vectors are named, and for
    GCC the instruction: from a loop over lanes it makes three instructions of each product, or no vectors at all at -O2. */
@@ -116,5 +118,7 @@ KFI_HOST void kfi_random_tile(uint16_t *words, const kfi_rng *rng, kf_i64 first)
     memcpy(words, w, sizeof w);
 #endif
 }
+
+KFI_C_END
 
 #endif

@@ -12,6 +12,8 @@
 
 #include "kf/core/row.h"
 
+KFI_C_BEGIN
+
 #define KFI_CPU_REDUCE_ALL (-1) /* stage: all passes, then results or gradients; from 0 on: that pass, of a part; or what follows the last one */
 #ifndef KFI_REDUCE_PART /* set by tests alone */
 #define KFI_REDUCE_PART 65536 /* elements of a unit in a part at least */
@@ -193,5 +195,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     kfi_reduce_walk(m, walk, needed ? m->passes : KFI_CPU_REDUCE_ALL);
     return KF_SUCCESS;
 }
+
+KFI_C_END
 
 #endif

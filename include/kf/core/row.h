@@ -12,6 +12,8 @@
 
 #include "kf/core/map.h"
 
+KFI_C_BEGIN
+
 #define KFI_STRIP 64  /* accumulators of a reduction */
 #define KFI_HELD 8192 /* columns of a row, whose values a pass can leave to a later one; on the stack, so few */
 
@@ -299,5 +301,7 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     if (wanted) kfi_parallel((m->cols + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * m->cols >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
+
+KFI_C_END
 
 #endif

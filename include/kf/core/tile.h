@@ -10,6 +10,8 @@
 #include "kf/core/config.h"
 #include "kf/core/math.h"
 
+KFI_C_BEGIN
+
 /* Elements that a walk aims pointers at. What is computed at a time is KFI_PART of them (core/stream.h). */
 #define KFI_TILE 512
 
@@ -75,5 +77,7 @@ KFI_HOST void kfi_narrow_bf16(const float *from, kf_bf16 *to, int n)
     KFI_TILE_LOOP
     for (int j = 0; j < n; ++j) to[j] = kfi_cpu_cast_f32_bf16(from[j]);
 }
+
+KFI_C_END
 
 #endif

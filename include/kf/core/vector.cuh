@@ -88,10 +88,20 @@ KFI_DEVICE void kfi_fetch_wait()
 }
 #endif
 
+// Whether subnormal numbers are flushed to zero: by -ftz=true, as in --use_fast_math, of which no macro tells. Answered when device code is
+// compiled; what depends on it the other way is not there then.
+#if (defined(__CUDA_ARCH__) && defined(__NVCC__)) || defined(__CUDACC_RTC__)
+#define KFI_ASKS_FLUSH 1
+extern "C" __device__ int __nvvm_reflect(const char *);
+#endif
+
 // The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here until what was launched
 // before it has finished and is seen; the next one may be launched early from here on.
 KFI_DEVICE void kfi_begin()
 {
+#if defined(KFI_ASKS_FLUSH) && !defined(KF_ALLOW_FAST_MATH)
+    if (__nvvm_reflect("__CUDA_FTZ")) asm volatile("kf_refuses_use_fast_math_and_ftz_unless_KF_ALLOW_FAST_MATH_is_defined;");
+#endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
