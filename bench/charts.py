@@ -73,7 +73,7 @@ def elementwise():
 
 
 def small_rows():
-    return against("h200/rows_small", ("compile",), lambda r: True, lambda r: f"{r['at']}, {direction(r)}")
+    return against("h200/rows_small", ("compile", "compile_autograd"), lambda r: True, lambda r: f"{r['at']}, {direction(r)}")
 
 
 def sorted_shares(which, value, title):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a result is right, before it is timed: against float64 PyTorch and its autograd, on slices of the timed call.
+"""Whether a result is right, before it is timed: against float64 PyTorch and its autograd.
 
-A block of rows shows the elementwise results, a block of columns over all rows the reduced gradients; every element of
-every output must have been written. The full comparison, with derived bounds, is the tests' business.
+Of elementwise ops parts of the timed call are compared: the first and the last rows, and for reduced gradients a block of columns over all
+rows. Of ops over rows and reductions every row, in parts, whose reduced gradients are added up; with dropout the first and the last rows. Every
+element of every output must have been written. The full comparison, with derived bounds, is the tests' business.
 """
 
 import functools
@@ -12,94 +13,112 @@ import numpy as np
 import peers
 import torch
 from data import unwritten
+from peers.map import no_drop
 
 # Relative to the result: a few roundings in f32, one ulp in a 2-byte dtype; what is absolute stands for cancellation.
 RELATIVE = {"f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 ABSOLUTE = 5e-6
-ROWS, COLS = 1 << 16, 16
+OVER_ROWS = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2}  # of ops over rows, relative to the result and to the mean of their magnitudes
+SMALL, COLS, PART = 1 << 16, 16, 1 << 25  # elements of a part at an end; columns of a block; elements of a part where all are compared
 
 
 class Wrong(AssertionError):
     pass
 
 
-def slices(case):
-    """Index tuples into the case's elementwise shape: (index, whether sums are complete in it)."""
-    n = case.sizes
-    if len(n) == 1:
-        k = min(n[0], ROWS)
-        middle = (n[0] - k) // 2 // 8 * 8
-        return [((slice(0, k),), True), ((slice(middle, middle + k),), False), ((slice(n[0] - k, n[0]),), False)]
-    rest = math.prod(n[1:])
-    rows = max(1, min(n[0], ROWS // rest))
-    tail = (slice(None),) * (len(n) - 1)
-    found = [((slice(0, rows), *tail), rows == n[0]), ((slice(n[0] - rows, n[0]), *tail), rows == n[0])]
-    if any(a["role"] == "sum" for a in case.outputs):
-        cols = min(n[1], COLS if len(n) == 2 else 2)
-        for start in {0, n[1] - cols}:
-            found.append(((slice(None), slice(start, start + cols), *tail[1:]), True))
-    return found
+def outermost(case):
+    """The size along which rows, or whatever does not depend on each other, lie."""
+    return "channels" if case.f["form"] == "channels" else case.f["sizes"][0]
 
 
-def cut(tensor, kind, index, sizes):
-    if kind in ("row", "channel"):
-        return tensor[index[1]]
-    if kind == "half":  # both halves, cut alike
-        gate, up = tensor.chunk(2, dim=-1)
-        return torch.cat((gate[index], up[index]), dim=-1)
-    return tensor[index]
+def _spans(n, step):
+    return [(i, min(n, i + step)) for i in range(0, n, step)]
+
+
+def parts(case):
+    """[({size: slice}, whether sums are complete in it)], and whether together they are the whole call, so that sums may be added up."""
+    name = outermost(case)
+    n = dict(zip(case.f["sizes"], case.sizes))[name]
+    each = case.elements // n
+    if case.f["family"] != "map" and not case.f["dropout"]:
+        return [({name: slice(*s)}, False) for s in _spans(n, max(1, PART // each))], True
+    if case.f["form"] == "heads":  # with dropout: two heads, since bits are drawn on the CPU
+        ends = [{size: slice(i, i + 1) for size, i in zip(case.f["sizes"][:2], at)} for at in ((0, 0), (n - 1, case.sizes[1] - 1))]
+        return [(end, False) for end in ends], False
+    few = max(1, min(n, SMALL // each))
+    found = [({name: slice(0, few)}, few == n), ({name: slice(n - few, n)}, few == n)]
+    if len(case.sizes) == 1:
+        middle = (n - few) // 2 // 8 * 8
+        found.append(({name: slice(middle, middle + few)}, few == n))
+    elif case.f["family"] == "map" and any(a["role"] == "sum" for a in case.outputs):
+        across, wide = case.f["sizes"][1], case.sizes[1]
+        cols = min(wide, COLS if len(case.sizes) == 2 else 2)
+        found += [({across: slice(start, start + cols)}, True) for start in sorted({0, wide - cols})]
+    return found, False
+
+
+def cut(tensor, a, part):
+    """A tensor's part: along each of its extents that is a size of the part, or (a packed tensor's) twice one."""
+    for axis, extent in enumerate(a["shape"]):
+        for size, span in part.items():
+            if extent == size:
+                tensor = tensor[(slice(None),) * axis + (span,)]
+            elif extent == f"2 * {size}":
+                tensor = torch.cat([half[(slice(None),) * axis + (span,)] for half in tensor.chunk(2, dim=axis)], dim=axis)
+    return tensor
 
 
 @functools.lru_cache(maxsize=16)
 def keep_mask(seed, offset, p, sizes, bounds, device):
-    """kf's dropout mask on a slice: element i is kept if word i mod 8 of Philox4x32-10(counter i / 8) is not below 65536 p."""
+    """kf's dropout mask on a part: element i is kept if word i mod 8 of Philox4x32-10(counter i / 8) is not below 65536 p."""
+    from checks import philox_words
     index = np.zeros([1] * len(sizes), np.int64)
     for i, (start, stop) in enumerate(bounds):
         axis = np.arange(start, stop, dtype=np.int64) * math.prod(sizes[i + 1:])
         index = index + axis.reshape([-1 if i == j else 1 for j in range(len(sizes))])
     groups, inverse = np.unique(index.reshape(-1) >> 3, return_inverse=True)
-    groups, low = groups.astype(np.uint64), np.uint64(0xFFFFFFFF)
-    c = [groups & low, groups >> np.uint64(32), np.full_like(groups, offset & 0xFFFFFFFF), np.full_like(groups, offset >> 32)]
-    k = [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
-        a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [(b >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), b & low, (a >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), a & low]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    words = np.stack([h for w in c for h in (w & np.uint64(0xFFFF), w >> np.uint64(16))], axis=1)
-    word = words[inverse.reshape(-1), index.reshape(-1) & 7].reshape(index.shape)
+    word = philox_words(seed, offset, groups.astype(np.uint64))[inverse.reshape(-1), index.reshape(-1) & 7].reshape(index.shape)
     return torch.from_numpy(word >= round(65536 * p)).to(device)
 
 
-def reference(case, inputs, index, dropout, scale=1.0):
-    """{output: float64 tensor} on a slice. dropout: (seed, offset, p). scale: of the first input."""
-    f = case.f
-    t = {a["name"]: cut(inputs[a["name"]], a["kind"], index, case.sizes).double() for a in case.inputs}
-    t[case.inputs[0]["name"]] *= scale
-    drop = peers.no_drop
-    if f["dropout"]:
-        seed, offset, p = dropout
-        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, case.sizes))
-        mask = keep_mask(seed, offset, p, case.sizes, bounds, next(iter(t.values())).device)
+def _dropping(case, part, dropout, device):
+    if not case.f["dropout"]:
+        return no_drop
+    seed, offset, p = dropout
+    bounds = tuple(part.get(name, slice(0, n)).indices(n)[:2] for name, n in zip(case.f["sizes"], case.sizes))
+    mask = keep_mask(seed, offset, p, case.sizes, bounds, device)
+    return lambda y: torch.where(mask, y / (1 - p), 0.0)
 
-        def drop(y):
-            return torch.where(mask, y / (1 - p), 0.0)
-    names, fn = peers.forward(f, drop)
+
+def reference(case, inputs, part, dropout, scale=1.0):
+    """{output: float64 tensor} on a part. dropout: (seed, offset, p). scale: of the first input."""
+    f, family = case.f, peers.of(case.f)
+    t = {a["name"]: cut(inputs[a["name"]], a, part) for a in case.inputs}
+    t = {n: v.double() if v.is_floating_point() else v for n, v in t.items()}
+    t[case.inputs[0]["name"]] *= scale
+    if f["bwd"] and f["op"] in getattr(family, "GRADIENT", {}):
+        return family.GRADIENT[f["op"]](t, case.scalars)
+    fn = peers.forward(f, case.scalars, _dropping(case, part, dropout, next(iter(t.values())).device))
     if f["op"] == "cast":
         return {"out": t["x"]}
-    if not f["bwd"]:
-        return {"out": fn(*(t[n] for n in names))}
-    leaves = {n: t[n].requires_grad_() for n in names if f"d{n}" in {a["name"] for a in case.outputs}}
-    found = torch.autograd.grad(fn(*(t[n] for n in names)), list(leaves.values()), t["dout"])
-    return {f"d{n}": g for n, g in zip(leaves, found)}
+    one_pass = f["op"] in getattr(family, "ONE_PASS", ())
+    if not f["bwd"] and not one_pass:
+        return dict(zip(case.results, fn(t)))
+    wanted = ["x"] if one_pass else case.wanted
+    leaves = [t[n].requires_grad_() for n in wanted]
+    results = fn(t)
+    seeds = [torch.ones_like(r) for r in results] if one_pass else [t[f"d{r}"] for r in case.results]
+    found = {f"d{n}": g for n, g in zip(wanted, torch.autograd.grad(results, leaves, seeds))}
+    return found | ({case.results[0]: results[0].detach()} if one_pass else {})
 
 
-def kinks(case, inputs, index, dropout):
+def kinks(case, inputs, part, dropout):
     """{sum: how far it moves when the first input moves by a few roundings}: terms near a kink may take either branch."""
-    low, high = (reference(case, inputs, index, dropout, 1 + s) for s in (-1e-6, 1e-6))
+    low, high = (reference(case, inputs, part, dropout, 1 + s) for s in (-1e-6, 1e-6))
     return {name: (high[name] - low[name]).abs() for name in low}
 
 
-def _compare(name, a, got, want, sums, where, moves=0.0):
+def _elementwise(name, a, got, want, sums, where, moves=0.0):
     """The largest error in units of the tolerance. A few elements may sit at a kink, where a rounding decides the branch."""
     want = want.to(got.dtype).double()
     got = got.double()
@@ -115,45 +134,68 @@ def _compare(name, a, got, want, sums, where, moves=0.0):
     return float(torch.where(good & error.isfinite(), error, 0.0).max())
 
 
+def _over_rows(case, name, got, want, where):
+    """The largest error, relative to the result and to the mean of the results, in units of what is allowed."""
+    got, want = got.double(), want.double()
+    allowed = max(OVER_ROWS[case.f["dtypes"][0]], getattr(peers.of(case.f), "LIMIT", {}).get(case.f["op"], lambda sizes: 0.0)(case.sizes))
+    error = (got - want).abs() / (want.abs() + want.abs().mean() + 1e-30)
+    error = torch.where(got == want, 0.0, error)
+    worst = float(error.max()) / allowed
+    if not worst <= 1:
+        i = int(error.nan_to_num(nan=torch.inf).argmax())
+        raise Wrong(f"{where}: {name}: error {worst * allowed:.3g}, allowed {allowed:.3g}, at {i}: got {got.reshape(-1)[i]}, "
+                    f"expected {want.reshape(-1)[i]}")
+    return worst
+
+
 def kf(case, inputs, outputs, dropout, where):
     """Raises Wrong, or returns the largest error over its tolerance."""
-    worst = 0.0
     for name, tensor in outputs.items():
         if unwritten(tensor):
             raise Wrong(f"{where}: {name}: {unwritten(tensor)} elements were not written")
-    for index, complete in slices(case):
-        want = reference(case, inputs, index, dropout)
-        for a in case.outputs:
-            sums = a["role"] == "sum"
-            if sums and not complete:
+    found, whole = parts(case)
+    arguments = {a["name"]: a for a in case.outputs}
+    worst, added = 0.0, {}
+    for part, complete in found:
+        for name, want in reference(case, inputs, part, dropout).items():
+            a = arguments.get(name)
+            if a is None:
                 continue
-            terms = case.elements // case.sizes[1] if sums else 0
-            got = cut(outputs[a["name"]], a["kind"], index, case.sizes)
+            sums = not set(part) & set(a["shape"]) and not complete and a["kind"] != "elem"  # a part of what is added up
+            if sums:
+                added[name] = added.get(name, 0) + want
+                continue
+            got = cut(outputs[name], a, part)
+            if case.f["family"] != "map":
+                worst = max(worst, _over_rows(case, name, got, want, where))
+                continue
+            terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
             try:
-                worst = max(worst, _compare(a["name"], a, got, want[a["name"]], terms, where))
+                worst = max(worst, _elementwise(name, a, got, want, terms, where))
             except Wrong:
-                if not sums:
+                if not terms:
                     raise
-                moves = kinks(case, inputs, index, dropout)[a["name"]]
-                worst = max(worst, _compare(a["name"], a, got, want[a["name"]], terms, where, moves))
+                worst = max(worst, _elementwise(name, a, got, want, terms, where, kinks(case, inputs, part, dropout)[name]))
+    for name, want in added.items() if whole else ():
+        worst = max(worst, _over_rows(case, name, outputs[name], want, where))
     return worst
 
 
 def peer(case, inputs, found, where):
     """That a peer computes the same function, in its own accuracy. Its dropout mask is another: there only the shapes are compared."""
-    for a in case.outputs:
-        got = found[a["name"]]
-        if tuple(got.shape) != case.shape(a):
-            raise Wrong(f"{where}: {a['name']}: shape {tuple(got.shape)}, expected {case.shape(a)}")
+    arguments = {a["name"]: a for a in case.f["arguments"]}
+    for name, got in found.items():
+        if tuple(got.shape) != case.shape(arguments[name]):
+            raise Wrong(f"{where}: {name}: shape {tuple(got.shape)}, expected {case.shape(arguments[name])}")
     if case.f["dropout"]:
         return
-    for index, complete in slices(case):
-        want = reference(case, inputs, index, None)
-        for a in case.outputs:
-            if a["role"] == "sum" and not complete:
+    for part, complete in parts(case)[0][:2 if case.f["family"] == "map" else 1]:
+        want = reference(case, inputs, part, None)
+        for name, tensor in found.items():
+            a = arguments[name]
+            if a["kind"] != "elem" and not set(part) & set(a["shape"]) and not complete:
                 continue
-            got = cut(found[a["name"]], a["kind"], index, case.sizes).double()
-            ref = want[a["name"]]
+            got, ref = cut(tensor, a, part).double(), want[name].double()
             both = got.isfinite() & ref.isfinite()
             got, ref = got[both], ref[both]
             # Eager rounds every intermediate, and a 2-byte quotient next to a kink lands on its other side: a share may differ.
@@ -161,4 +203,4 @@ def peer(case, inputs, found, where):
             terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
             off = ((got - ref).abs() > limit * (ref.abs() + ref.abs().median() + math.sqrt(terms))).double().mean()
             if not off <= 0.05:
-                raise Wrong(f"{where}: {a['name']}: {100 * float(off):.1f} % of the elements differ")
+                raise Wrong(f"{where}: {name}: {100 * float(off):.1f} % of the elements differ")

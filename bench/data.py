@@ -3,15 +3,16 @@
 
 import math
 
+import peers
 import torch
-from peers import TORCH
+from peers.map import TORCH
 
-# N(0, 1); a variance is |N(0, 1)| + 0.1.
-DISTRIBUTION = ("inputs N(0, 1), drawn once in float32 and rounded to the dtype; variances |N(0, 1)| + 0.1; "
-                "outputs filled with a NaN pattern before the check")
+DISTRIBUTION = ("inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and probabilities; variances |N(0, 1)| + 0.1; "
+                "what a gradient is given of its forward is kf's own; outputs filled with a NaN pattern before the check")
 
 # A NaN that no arithmetic produces: its payload shows where a kernel did not write.
 POISON = {torch.float32: (torch.int32, 0x7FABCDEF), torch.float16: (torch.int16, 0x7DAB), torch.bfloat16: (torch.int16, 0x7FAB)}
+PLAIN = ("normal", "positive", "uniform")  # drawn element by element, whatever the shape
 
 
 class Pool:
@@ -21,43 +22,72 @@ class Pool:
         self.device, self.buffers = torch.device(device), {}
         self.generator = torch.Generator(device=self.device).manual_seed(1)
 
-    def _draw(self, count, dtype, positive):
+    def _normal(self, count):
+        return torch.randn(count, generator=self.generator, device=self.device)
+
+    def _draw(self, count, dtype, how):
         flat = torch.empty(count, dtype=dtype, device=self.device)
         for part in flat.split(1 << 26):  # so that the float32 draws of a 2-byte tensor stay small
-            part.copy_(torch.randn(part.numel(), generator=self.generator, device=self.device))
-        return flat.abs_().add_(0.1) if positive else flat
+            if how == "uniform":
+                part.copy_(torch.rand(part.numel(), generator=self.generator, device=self.device))
+            else:
+                part.copy_(self._normal(part.numel()))
+        return flat.abs_().add_(0.1) if how == "positive" else flat
 
-    def take(self, key, count, dtype, random, positive=False):
+    def _shaped(self, shape, dtype, how, case):
+        """What depends on more than the number of elements."""
+        if how == "labels":
+            return torch.randint(case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype)
+        if how in ("mask", "seen"):
+            seen = torch.rand(shape, generator=self.generator, device=self.device) < 0.7
+            seen[..., 0] = True  # no query without a key
+            return seen if how == "seen" else torch.where(seen, self._normal(seen.numel()).view(shape), -torch.inf).to(dtype)
+        values = self._normal(math.prod(shape)).view(shape)
+        if how == "distribution":
+            return values.softmax(-1).to(dtype)
+        assert how == "near_one", how
+        return torch.exp(values / shape[1] ** 0.5).to(dtype)
+
+    def take(self, key, count, dtype, how=None):
+        """how: None for what is written before it is read."""
         flat = self.buffers.get(key)
         if flat is None or flat.numel() < count:
             self.buffers.pop(key, None)
-            flat = self._draw(count, dtype, positive) if random else torch.zeros(count, dtype=dtype, device=self.device)
+            flat = self._draw(count, dtype, how) if how else torch.zeros(count, dtype=dtype, device=self.device)
             self.buffers[key] = flat
         return flat[:count]
 
-    def tensors(self, case, index):
-        """({input name: tensor}, {output name: tensor}) of set number `index`."""
+    def tensors(self, case, index, saved=()):
+        """({input: tensor}, {output: tensor}) of set number `index`. saved: inputs that the forward will write."""
         found, taken = ({}, {}), {}
         for part, arguments in zip(found, (case.inputs, case.outputs)):
             for a in arguments:
-                shape, dtype = case.shape(a), TORCH[a["dtype"]]
-                small = a["kind"] in ("row", "channel")
-                use = (dtype, a["role"] == "in", a["positive"], small, a["kind"] == "half", index)
+                shape, dtype, read = case.shape(a), TORCH[a["dtype"]], a["role"] == "in" and a["name"] not in saved
+                how = peers.draw(case.f, a["name"]) or ("positive" if a["positive"] else "normal") if read else None
+                if how and how not in PLAIN:
+                    key = ("shaped", how, dtype, shape, case.sizes[-1], index)
+                    if key not in self.buffers:
+                        self.buffers[key] = self._shaped(shape, dtype, how, case)
+                    part[a["name"]] = self.buffers[key]
+                    continue
+                use = (dtype, how, math.prod(shape) < 1 << 16, a["kind"] == "half", index)
                 taken[use] = taken.get(use, -1) + 1  # the first, second, ... of its kind in this call
-                flat = self.take((*use, taken[use]), math.prod(shape), dtype, a["role"] == "in", a["positive"])
-                part[a["name"]] = flat.view(shape)
+                part[a["name"]] = self.take((*use, taken[use]), math.prod(shape), dtype, how).view(shape)
         return found
 
-    def scratch(self, size, *name, random=False):
+    def scratch(self, size, *name, how=None):
         """At least `size` bytes: a workspace, or one side of the copy."""
-        return self.take(("scratch", *name), (size + 3) // 4, torch.float32, random)
+        return self.take(("scratch", *name), (size + 3) // 4, torch.float32, how)
 
 
 def poison(tensor):
-    word, pattern = POISON[tensor.dtype]
-    tensor.view(word).fill_(pattern)
+    if tensor.dtype in POISON:
+        word, pattern = POISON[tensor.dtype]
+        tensor.view(word).fill_(pattern)
 
 
 def unwritten(tensor):
+    if tensor.dtype not in POISON:
+        return 0
     word, pattern = POISON[tensor.dtype]
     return int((tensor.view(word) == pattern).sum())

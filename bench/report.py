@@ -210,21 +210,28 @@ def filled(text):
     return MARK.sub(lambda m: f"{m[1]}{TABLES[m['what']](*m['words'].split())}{m[4]}", text)
 
 
+def fill():
+    """Both pages and the charts, made anew; says what was stale."""
+    import charts
+    stale = [page.name for page in PAGES if page.read_text() != filled(page.read_text())] + charts.stale()
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+    charts.draw(charts.stale())
+    print(f"made anew: {', '.join(stale) or 'nothing'}")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--check", action="store_true")
     p.add_argument("--every", type=pathlib.Path, metavar="FILE")
     args = p.parse_args()
-    import charts
     if args.every:
         return print(every(args.every.resolve().relative_to(RESULTS).with_suffix("").as_posix()))
+    if not args.check:
+        return fill()
+    import charts
     stale = [page.name for page in PAGES if page.read_text() != filled(page.read_text())] + charts.stale()
-    if args.check:
-        raise SystemExit(f"stale: {', '.join(stale)}" if stale else None)
-    for page in PAGES:
-        page.write_text(filled(page.read_text()))
-    charts.draw(charts.stale())
-    print(f"made anew: {', '.join(stale) or 'nothing'}")
+    raise SystemExit(f"stale: {', '.join(stale)}" if stale else None)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times several contenders in interleaved rounds.
+"""Times several contenders in rounds, each round in an order of its own.
 
-A contender is a function of the number of a tensor set; the sets are cycled through, so that no call finds its inputs in
-the cache. Rounds run A B C C B A: a drift of the clocks meets all of them alike. Times are seconds per call.
+A contender is a function of the number of a tensor set; the sets are cycled through, so that no call finds its inputs in the cache. A drift
+of the clocks meets all alike. On a GPU no host code runs while the clock does: calls are replayed as a CUDA graph; what cannot be captured is
+launched behind a kernel that waits until all of it is queued. Times are seconds per call.
 """
 
 import collections
 import math
+import random
 import statistics
 import time
 
 import torch
 
-GRAPH_BELOW = 150e-6   # below this a call is timed inside a CUDA graph, where no host code runs between two calls
-BATCH = 2e-3           # about what one sample takes
+BATCH = 2e-3  # about what one sample takes
+METHOD = ("rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a waiting kernel, so that no host time is in it; "
+          "inputs cold in the L2 cache")
+CPU_METHOD = "rounds in shuffled order, one call a sample, wall clock"
+SPIN_PER_SECOND = 2e9  # cycles of torch.cuda._sleep, at the highest clock there is
 
 
 def summary(samples):
@@ -21,11 +26,13 @@ def summary(samples):
     return {"us": statistics.median(samples) * 1e6, "iqr_us": (q[2] - q[0]) * 1e6, "min_us": min(samples) * 1e6, "samples": len(samples)}
 
 
-def interleave(names, rounds, sample):
-    """{name: samples} of rounds that go through the names forth and back."""
-    found = {name: [] for name in names}
+def interleave(names, rounds, sample, seed=0):
+    """{name: samples}, two of each a round, in shuffled order."""
+    found, order = {name: [] for name in names}, random.Random(seed)
     for _ in range(rounds):
-        for name in [*names, *reversed(names)]:
+        both = [*names, *names]
+        order.shuffle(both)
+        for name in both:
             found[name].append(sample(name))
     return found
 
@@ -67,9 +74,13 @@ class Cuda:
         return start.elapsed_time(stop) * 1e-3
 
     def _estimate(self, call, sets):
+        """(seconds of a call, seconds that the host takes for it)"""
         for i in range(max(sets, 3)):  # a first call may load modules, and each set's may run its forward pass
             call(i % sets)
-        return self._events(lambda: [call(i % sets) for i in range(4)]) / 4
+        self.stream.synchronize()
+        start = time.perf_counter()
+        taken = self._events(lambda: [call(i % sets) for i in range(4)]) / 4
+        return taken, (time.perf_counter() - start) / 4
 
     def _graph(self, call, calls, sets):
         graph = torch.cuda.CUDAGraph()
@@ -96,30 +107,27 @@ class Cuda:
                 failed[name] = f"{type(error).__name__}: {error}"[:300]
         if "kf" in failed:
             raise RuntimeError(failed["kf"])
-        # One method for all: a graph hides launch costs, and must hide them on every side.
-        use_graph = min(estimates.values()) < GRAPH_BELOW
-        work, per_sample, how = {}, {}, {}
-        for name, estimate in estimates.items():
+        work, per_sample, how, waits = {}, {}, {}, {}
+        for name, (estimate, host) in estimates.items():
             ring = rings[name]
-            calls = max(1, math.ceil(BATCH / max(estimate, 2e-6)))
-            if use_graph:
-                calls = math.ceil(min(calls, 256) / sets) * sets
-                try:
-                    graph = self._graph(ring, calls, sets)
-                    work[name], per_sample[name], how[name] = graph.replay, calls, "graph"
-                    continue
-                except Exception as error:  # noqa: BLE001
-                    torch.cuda.synchronize()
-                    if name == "kf":
-                        raise
-                    how[name] = f"events, no graph: {type(error).__name__}: {error}"[:200]
+            calls = math.ceil(min(max(1, math.ceil(BATCH / max(estimate, 2e-6))), 256) / sets) * sets
+            try:
+                work[name], per_sample[name], how[name] = self._graph(ring, calls, sets).replay, calls, "graph"
+                continue
+            except Exception as error:  # noqa: BLE001
+                torch.cuda.synchronize()
+                if name == "kf":
+                    raise
+                how[name] = f"queued behind a waiting kernel; no graph: {type(error).__name__}: {error}"[:200]
             calls = min(calls, 20)
             work[name], per_sample[name] = (lambda ring=ring, calls=calls: [ring(i % sets) for i in range(calls)]), calls
-            how.setdefault(name, "events")
+            waits[name] = int(2 * host * calls * SPIN_PER_SECOND)
 
         def sample(name):
-            # One call ahead of the clock: the queue is never empty while it runs.
-            work[name]() if how[name] == "graph" else rings[name](0)
+            if how[name] == "graph":
+                work[name]()  # one ahead of the clock
+            else:
+                torch.cuda._sleep(waits[name])  # until the host has queued all
             return self._events(work[name]) / per_sample[name]
 
         samples = interleave(list(work), rounds, sample)

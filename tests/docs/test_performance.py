@@ -16,8 +16,9 @@ LAUNCHED_AT_ONCE = {"cub"}  # a peer without a framework's code between call and
 
 
 def how_timed(row, peer):
-    """'graph', 'events' (behind a full queue), or None where the file does not say."""
-    return row["times"][peer].get("how") if "times" in row else row.get("how")
+    """As the file says: in a graph, behind a full queue ("events" of elementwise results), behind a waiting kernel; or otherwise."""
+    how = row["times"][peer].get("how", "")
+    return how if how in ("graph", "events") else "queued" if how.startswith("queued behind a waiting kernel") else None
 
 
 @pytest.mark.parametrize("file", GPU)
@@ -26,7 +27,7 @@ def test_a_ratio_is_published_only_if_no_host_time_is_in_it(file):
     data = json.loads((ROOT / file).read_text())
     for row in data["rows"]:
         for peer in set(row.get("speedup", ())) - set(data.get("withdrawn", ())) - LAUNCHED_AT_ONCE:
-            assert how_timed(row, peer) in ("graph", "events"), f"{row['function']}: how was {peer} timed?"
+            assert how_timed(row, peer) in ("graph", "events", "queued"), f"{row['function']}: how was {peer} timed?"
 
 
 @pytest.mark.parametrize("file", [f for f in GPU if "withdrawn" in json.loads((ROOT / f).read_text())])

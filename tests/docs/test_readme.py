@@ -77,7 +77,8 @@ def test_functions_named_in_pages_exist(page, manifest):
     known |= {f"kf_{name}" for name in CORE_NAMES}
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
-    own = re.compile(r"kf_(cpu_)?((\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale)(_\w+)?\Z")
+    ops = r"(\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale"
+    own = re.compile(rf"kf_(cpu_)?({ops})(_\w+)?\Z")
     for name in set(re.findall(r"\bkf_[a-z0-9_]+\b(?![{*…(]?…)", (ROOT / page).read_text())):
         # a prefix; Meson's variables; a file; tests
         if name.endswith("_") or name in ("kf_dep", "kf_targets", "kf_single") or name.startswith("kf_emu_"):

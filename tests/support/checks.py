@@ -19,9 +19,8 @@ GUARD = 64
 ARENA = 1 << 29  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
 
 
-def philox(seed, offset, count):
-    """The 16-bit words of elements 0 .. count - 1, written from the paper, not from kf."""
-    groups = np.arange((count + 7) // 8, dtype=np.uint64)
+def philox_words(seed, offset, groups):
+    """[group, 8]: the 16-bit words of groups of eight elements, written from the paper, not from kf."""
     mask = np.uint64(0xFFFFFFFF)
     c = [groups & mask, groups >> np.uint64(32), np.full_like(groups, offset & 0xFFFFFFFF), np.full_like(groups, offset >> 32)]
     k = [seed & 0xFFFFFFFF, seed >> 32]
@@ -30,8 +29,12 @@ def philox(seed, offset, count):
         c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), p1 & mask, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), p0 & mask]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     words = np.stack(c, axis=1)
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(-1)
-    return halves[:count]
+    return np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(-1, 8)
+
+
+def philox(seed, offset, count):
+    """Those of elements 0 .. count - 1."""
+    return philox_words(seed, offset, np.arange((count + 7) // 8, dtype=np.uint64)).reshape(-1)[:count]
 
 
 def mask(seed, offset, p, shape, scalar_type):

@@ -8,7 +8,8 @@ they are for a PyTorch user. Where PyTorch has no out= form (noted) the call all
 import functools
 
 import torch
-from peers import SELU_ALPHA, SELU_SCALE, aten
+
+from peers.map import SELU_ALPHA, SELU_SCALE, aten
 
 nn = torch._C._nn  # the out= forms of torch.nn.functional
 

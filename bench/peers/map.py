@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch side: every op and activation as a PyTorch user writes it, and the gradients in closed form.
-
-forward(f)   the user's formula. In float64, with its autograd, it is also what kf's results are checked against.
-backward(f)  all gradients from the inputs and the incoming gradient, in one function and in the dtype it is given: what
-             torch.compile turns into one kernel, reading and writing what kf's backward reads and writes.
-
-An op is a function of (act, t, s, drop): the activation, the tensors by name, the scalars, the dropout.
-"""
+"""Elementwise ops and activations as a PyTorch user writes them, and their gradients in closed form: what torch.compile turns into one
+kernel, reading and writing what kf's backward reads and writes."""
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +98,7 @@ FORWARD = {
     "{act}_dropout": lambda act, t, s, drop: drop(act(t["x"])),
     "bias_{act}_dropout": lambda act, t, s, drop: drop(act(t["x"] + t["bias"])),
     "bias_dropout_add": lambda act, t, s, drop: drop(t["x"] + t["bias"]) + t["residual"],
+    "cast": lambda act, t, s, drop: t["x"].to(s["to"]),
     "mse": lambda act, t, s, drop: F.mse_loss(t["x"], t["target"], reduction="none"),
     "l1": lambda act, t, s, drop: F.l1_loss(t["x"], t["target"], reduction="none"),
     "huber": lambda act, t, s, drop: F.huber_loss(t["x"], t["target"], reduction="none", delta=s["delta"]),
@@ -212,7 +207,9 @@ BACKWARD = {
     "kl_div": lambda act, act_bwd, t, s, drop, d: {"dx": -t["target"] * d},
 }
 
-TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64,
+         "u8": torch.bool}  # conditions: a byte each, which PyTorch's masks are
+DRAW = dict.fromkeys(("bce_with_logits", "kl_div"), {"target": "uniform"})
 
 
 def no_drop(y):
@@ -229,31 +226,19 @@ def random_mask(p):
     return lambda d: torch.where(torch.rand_like(d) >= p, d * scale, 0)
 
 
-def forward(f, drop=no_drop):
-    """names, fn: the user's formula as a function of the inputs in the order of names."""
-    names = [a["name"] for a in f["arguments"] if a["role"] == "in" and not (f["bwd"] and a["name"] == "dout")]
-    if f["op"] == "cast":
-        to = TORCH[f["dtypes"][-1]]
-        return names, lambda x: x.to(to)
-    scalars, act, op = f["scalars"], ACTIVATIONS[f["activation"]], FORWARD[f["op"]]
-    return names, lambda *xs: op(lambda x: act(x, scalars), dict(zip(names, xs)), scalars, drop)
+def backward(f, outputs, scalars, drop=no_drop):
+    """fn: {name: tensor} -> the gradients `outputs` (entries of the manifest), computed in float32 and rounded once.
 
-
-def backward(f, outputs, drop=no_drop):
-    """names, fn: the gradients `outputs` (entries of the manifest), computed in float32 and rounded once.
-
-    An input that the derivative does not read is passed all the same: the compiler drops what comes of it.
+    An input that the derivative does not read is there all the same: the compiler drops what comes of it.
     """
-    names = [a["name"] for a in f["arguments"] if a["role"] == "in"]
-    scalars, act, act_bwd, op = f["scalars"], ACTIVATIONS[f["activation"]], ACTIVATIONS_BWD[f["activation"]], BACKWARD[f["op"]]
+    act, act_bwd, op = ACTIVATIONS[f["activation"]], ACTIVATIONS_BWD[f["activation"]], BACKWARD[f["op"]]
     wanted = [(a["name"], TORCH[a["dtype"]]) for a in outputs]
 
-    def fn(*xs):
-        t = {n: x.float() for n, x in zip(names, xs)}
+    def fn(given):
+        t = {n: x.float() for n, x in given.items()}
         found = op(lambda x: act(x, scalars), lambda x, d: act_bwd(x, d, scalars), t, scalars, drop, t["dout"])
-        return tuple(_fresh(found[n], t["dout"]).to(dtype) for n, dtype in wanted)
-
-    return names, fn
+        return [_fresh(found[n], t["dout"]).to(dtype) for n, dtype in wanted]
+    return fn
 
 
 def _fresh(gradient, dout):

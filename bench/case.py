@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns shapes.toml and the manifest into a list of cases: one function at one shape. Needs no GPU and no PyTorch."""
+
+import dataclasses
+import math
+import pathlib
+import tomllib
+
+ITEM = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
+PATH = pathlib.Path(__file__).with_name("shapes.toml")
+# What rows of batches, heads and groups are made of: as many channels as PyTorch's users have, and the same for every function.
+CHANNELS, HEADS, GROUPS, PARTS, BATCH = 64, 16, 32, 8, 32
+
+
+@dataclasses.dataclass
+class Case:
+    f: dict               # the function's entry of the manifest
+    sizes: tuple
+    peers: tuple = ()
+    at: object = ""       # the column of a table: elements a row, or a shape in words
+    skip: tuple = ()      # tensors that nobody asks for: NULL
+    shared: bool = False  # gradients that are proven equal share one pointer
+    scalars: dict = dataclasses.field(default_factory=dict)
+    forward: dict = None  # of a gradient: its forward's entry
+
+    @property
+    def key(self):
+        return f"{self.f['name']} {'x'.join(map(str, self.sizes))}"
+
+    @property
+    def variant(self):
+        """NHWC, where a group's or a channel's elements of a place lie side by side."""
+        return "NHWC" if self.f["form"] in ("groups", "channels") and self.sizes[-1] == 1 else ""
+
+    @property
+    def inputs(self):
+        return [a for a in self.f["arguments"] if a["role"] == "in" and a["name"] not in self.skip]
+
+    @property
+    def outputs(self):
+        """What a call writes: a gradient that shares another's memory is not listed again."""
+        return [a for a in self.f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in self.skip
+                and not (self.shared and a["same_as"])]
+
+    @property
+    def results(self):
+        """What PyTorch's form of the forward returns, in order: outputs that nobody may leave out."""
+        return [a["name"] for a in (self.forward or self.f)["arguments"] if a["role"] == "out" and not a["nullable"] and a["name"] not in self.skip]
+
+    @property
+    def saved(self):
+        """Inputs of a gradient that its forward writes."""
+        written = {a["name"] for a in self.forward["arguments"] if a["role"] == "out"} if self.forward else set()
+        return [a["name"] for a in self.inputs if a["name"] in written]
+
+    @property
+    def wanted(self):
+        """The inputs whose gradients are asked for."""
+        written = {a["name"] for a in self.f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in self.skip}
+        return [a["name"] for a in self.inputs if f"d{a['name']}" in written]
+
+    @property
+    def elements(self):
+        return math.prod(self.sizes)
+
+    def shape(self, a):
+        """Its extents in the manifest are sizes and products of them, such as 2 * cols."""
+        at = dict(zip(self.f["sizes"], self.sizes))
+        return tuple(math.prod(int(at.get(word, word)) for word in extent.split(" * ")) for extent in a["shape"])
+
+    def size(self, a):
+        return math.prod(self.shape(a)) * ITEM[a["dtype"]]
+
+    @property
+    def bytes(self):
+        """Every tensor that the call touches, once."""
+        return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"]] + self.outputs)
+
+
+def forward_of(f, functions):
+    """The forward of a gradient: where what it is given of it comes from."""
+    same = ("op", "activation", "dtypes", "state")
+    return next(g for g in functions if not g["bwd"] and all(g[k] == f[k] for k in same))
+
+
+# ---- sizes -------------------------------------------------------------------------------------------------------
+
+def of_rows(form, n, length):
+    """[sizes] of n elements in rows of `length`: those of an op over rows, NCHW and NHWC where there are both."""
+    rows = n // length
+    queries = min(length, rows // HEADS)
+    found = {
+        "rows": [(rows, length)],
+        "planes": [(rows // CHANNELS, CHANNELS, length)],
+        "heads": [(rows // (HEADS * max(queries, 1)), HEADS, queries, length)],
+        "groups": [(rows // GROUPS, 1, GROUPS, PARTS, length // PARTS), (rows // GROUPS, length // PARTS, GROUPS, PARTS, 1)],
+        "channels": [(BATCH, rows, length // BATCH), (length, rows, 1)]}[form]
+    return [sizes for sizes in found if all(sizes)]
+
+
+def length_of(f, sizes):
+    """Elements of a row."""
+    at = dict(zip(f["sizes"], sizes))
+    if f["form"] == "groups":
+        return at["length"] * at["channels"] * at["inner"]
+    return at["outer"] * at["inner"] if f["form"] == "channels" else sizes[-1]
+
+
+def of_axis(text, n):
+    """The sizes of "64 x * x 4096", where * is what is left of n elements."""
+    words = text.split(" x ")
+    left = n // math.prod(int(w) for w in words if w != "*")
+    return tuple(left if w == "*" else int(w) for w in words)
+
+
+def _count(f, size):
+    """(elements, and the row length that the shape gives)."""
+    if "shape" in size:
+        return math.prod(size["shape"]), size["shape"][1]
+    widths = [ITEM[a["dtype"]] for a in f["arguments"] if a.get("kind") in ("elem", "half")]
+    return size["mib"] * 2**20 // min(widths), None
+
+
+def _sizes(f, size, entry):
+    """[(sizes, at)]: every shape that the function gets for one entry of `size`."""
+    n, cols = _count(f, size)
+    if f["family"] == "reduce":
+        return [(of_axis(text, n), text) for text in entry.get("axes", ())]
+    if f["family"] == "row":
+        lengths = [cols] if cols else entry.get("lengths", ())
+        return [(sizes, f"{n // cols} x {cols}" if cols else length) for length in lengths for sizes in of_rows(f["form"], n, length)]
+    cols = cols or entry["cols"]
+    if f["form"] == "flat":
+        return [((n,), "")]
+    if f["form"] == "rows":
+        return [((n // cols, cols), "")]
+    return [((-(-n // (channels * inner)), channels, inner), "") for channels, inner in entry["images"]]
+
+
+# ---- sets --------------------------------------------------------------------------------------------------------
+
+def _made(f, sizes, at, entry, data, peers, functions):
+    skip = tuple(data["unasked"].get(f["op"], ()))
+    if entry["as_called"] and f["bwd"]:
+        identity = data["identity_gradients"].get(f["op"], {})
+        skip += tuple(identity.get(f["activation"], identity.get("any", ())))
+    forward = forward_of(f, functions) if f["bwd"] else None
+    scalars = (forward or f)["scalars"] | f["scalars"]
+    scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
+    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward)
+
+
+def _taken(f, entry, lists):
+    """Whether a set has this function."""
+    if f["family"] not in entry["families"] or f["state"]:
+        return False
+    which = entry["functions"]
+    if which != "all" and f["activation"] not in (["none"] if which == "plain" else lists[which].get(f["op"], ())):
+        return False
+    return set(f["dtypes"]) <= set(entry["dtypes"]) and (which != "plain" or len(f["dtypes"]) == 1)
+
+
+def _peers(f, entry, lists, at):
+    if "peer_lengths" in entry and at not in entry["peer_lengths"]:
+        return []
+    compiled = "compile" not in entry or f["activation"] in lists[entry["compile"]].get(f["op"], ())
+    return [p for p in entry["peers"] if compiled or p != "compile"]
+
+
+def _listed(entry, functions, data):
+    """The cases that a set names one by one."""
+    by_name = {f[key]: f for f in functions for key in ("name", "cpu_name")}
+    for name, *sizes in entry["cases"]:
+        if name not in by_name:
+            raise SystemExit(f"bench: {PATH.name} names {name}, which kf does not have")
+        f = by_name[name]
+        if len(sizes) != len(f["sizes"]):
+            raise SystemExit(f"bench: {PATH.name}: {name} takes {', '.join(f['sizes'])}")
+        at = length_of(f, sizes) if f["family"] == "row" else " x ".join(map(str, sizes)) if f["family"] == "reduce" else ""
+        yield _made(f, sizes, at, entry, data, entry["peers"], functions)
+
+
+def load(name, manifest):
+    """(the set's entry, its cases)."""
+    data = tomllib.loads(PATH.read_text())
+    if name not in data["set"]:
+        raise SystemExit(f"bench: no set {name!r} in {PATH.name}; there are {', '.join(data['set'])}")
+    entry, lists, cases = data["set"][name], data["functions"], {}  # by key: two shapes of as many elements are one case to a function of n
+    if "cases" in entry:
+        return entry, list({c.key: c for c in _listed(entry, manifest["functions"], data)}.values())
+    for f in manifest["functions"]:
+        for size in entry["size"] if _taken(f, entry, lists) and f["op"] not in data["left_out"] else ():
+            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["workspace"]):
+                continue
+            for sizes, at in _sizes(f, size, entry):
+                case = _made(f, sizes, at, entry, data, _peers(f, entry, lists, at), manifest["functions"])
+                if case.outputs:
+                    cases[case.key] = case
+    return entry, list(cases.values())

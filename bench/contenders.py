@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed of a case: kf's launcher, a copy of as many bytes, and the peers; each a function of the number of a tensor set."""
+
+import peers
+import peers.map as maps
+import torch
+
+DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
+COLD_BYTES = 192 << 20                   # three times the largest L2 in use, and a little
+WHOLE = 256 << 20                        # tensors from here on evict themselves: one set of them is cold
+
+
+def bound(case, f, lib, pool, inputs, outputs, stream):
+    """A launcher on these tensors; what is not among them is NULL."""
+    need = lib.workspace_bytes(f, list(case.sizes))
+    seed, offset, p = DROPOUT
+    values = {k: case.scalars[k] for k in f["scalars"]} | dict(zip(f["sizes"], case.sizes)) | {"p": p, "seed": seed, "offset": offset}
+    values |= {"workspace": pool.scratch(need, "workspace").data_ptr() if need else None, "workspace_bytes": need}
+    for a in f["arguments"]:
+        if a["role"] in ("in", "out", "sum"):
+            there = inputs if a["role"] == "in" else outputs
+            tensor = there.get(a["name"], outputs.get(a["same_as"]) if case.shared else None)
+            values[a["name"]] = None if a["unread"] or tensor is None else tensor.data_ptr()
+    call = lib.bind(f, values, stream)
+
+    def checked():
+        if status := call():
+            raise RuntimeError(f"{f['name']}: {lib.string(status)} ({lib.detail})")
+    return checked
+
+
+def fill_saved(case, lib, pool, inputs, stream):
+    """What a gradient is given of its forward: kf's own."""
+    outputs = {n: inputs[n] for n in case.saved}
+    for a in case.forward["arguments"]:
+        if a["role"] == "out" and a["name"] not in outputs and not a["nullable"] and a["name"] not in case.skip:
+            outputs[a["name"]] = pool.scratch(case.size(a), "forward", a["name"])
+    bound(case, case.forward, lib, pool, inputs, outputs, stream)()
+
+
+def kf_calls(case, lib, pool, data, stream):
+    """One bound call per tensor set."""
+    calls = [bound(case, case.f, lib, pool, inputs, outputs, stream) for inputs, outputs in data]
+    return lambda i: calls[i]()
+
+
+def autograd(case, fn, data):
+    """The gradients by PyTorch's autograd. Its graph is kept: the forward pass runs once per tensor set, unless the op is forward and backward."""
+    one_pass = case.f["op"] in getattr(peers.of(case.f), "ONE_PASS", ())
+    wanted, kept = ["x"] if one_pass else case.wanted, {}
+
+    def run(i):
+        t = {n: v.detach() for n, v in data[i][0].items()}
+        leaves = [t[n].requires_grad_() for n in wanted]
+        return fn(t), leaves, t
+
+    def call(i):
+        if one_pass:
+            results, leaves, _ = run(i)
+            return [results[0].detach(), *torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results])]
+        if i not in kept:
+            kept[i] = run(i)
+        results, leaves, t = kept[i]
+        return torch.autograd.grad(results, leaves, [t[f"d{n}"].to(r.dtype) for n, r in zip(case.results, results)], retain_graph=True)
+    return call, case.results if one_pass else [f"d{n}" for n in wanted]
+
+
+def out_calls(case, data):
+    """PyTorch's functions that write into given tensors; None where it has none."""
+    from peers import map_out, row_out
+    f, p = case.f, DROPOUT[2]
+    mine = [{n: torch.empty_like(t) for n, t in outputs.items()} for _, outputs in data]
+    if f["family"] == "map":
+        runs = [map_out.build(f, inputs, outputs, p) for (inputs, _), outputs in zip(data, mine)]
+    elif make := row_out.OUT.get((f["op"], f["bwd"])):
+        runs = [make(inputs, outputs, case.scalars, p) for (inputs, _), outputs in zip(data, mine)]
+    else:
+        return None
+    names = [a["name"] for a in case.outputs] if f["bwd"] else case.results
+
+    def call(i):
+        runs[i]()
+        return [mine[i][n] for n in names]
+    return call, names
+
+
+def peer_calls(case, data, args, library=None):
+    """{peer: (call, names of its results)}; library: of peers that are no PyTorch, {name: maker}."""
+    f, p, found = case.f, DROPOUT[2], {}
+    fn, outs = peers.forward(f, case.scalars, maps.torch_dropout(p)), [a["name"] for a in case.outputs]
+    gradient = f["bwd"] or f["op"] in getattr(peers.of(f), "ONE_PASS", ())
+
+    def compiled(function):
+        return torch.compile(function, fullgraph=True, dynamic=False, mode=args.mode)
+
+    for peer in case.peers:
+        if peer.startswith("compile") and args.no_compile or peer == "compile_autograd" and not gradient:
+            continue
+        if peer in ("cub", "cublas"):
+            if peer in (library or {}) and f["family"] == "reduce" and not f["bwd"]:
+                found[peer] = library[peer](case), None
+        elif peer == "eager_out":
+            if call := out_calls(case, data):
+                found[peer] = call
+        elif peer == "compile" and f["bwd"]:
+            if hasattr(peers.of(f), "BACKWARD"):
+                closed = compiled(maps.backward(f, case.outputs, case.scalars, maps.random_mask(p) if f["dropout"] else maps.no_drop))
+                found[peer] = (lambda i, g=closed: g(data[i][0])), outs
+        elif gradient:
+            if peer != "compile":
+                found[peer] = autograd(case, compiled(fn) if peer == "compile_autograd" else fn, data)
+        else:
+            run = compiled(fn) if peer == "compile" else fn
+            found[peer] = (lambda i, run=run: run(data[i][0])), case.results
+    return found
+
+
+def copy_calls(case, pool, sets, backend):
+    half = max(case.bytes // 8192, 1) * 4096  # whole pages: a copy of an odd number of bytes runs at two thirds of the speed
+    pairs = [(pool.scratch(half, "source", i, how="normal")[:half // 4], pool.scratch(half, "target", i)[:half // 4]) for i in range(sets)]
+
+    def call(i):
+        pairs[i][1].copy_(pairs[i][0])
+    return {"copy": call} if backend == "cuda" else {"copy_1": call, "copy": call}
+
+
+def sets_of(case, backend):
+    """How many sets of tensors are gone through in turn, so that none is in the cache."""
+    if backend == "cpu":
+        return 1
+    along = [case.size(a) for a in case.inputs + case.outputs if a["kind"] in ("elem", "half") and not a["unread"]]
+    return 1 if min(along) >= WHOLE else max(3, -(-COLD_BYTES // case.bytes))
+
+
+def libraries(args, pool, timer, flags):
+    """{peer: case -> a call} of what is no PyTorch: CUB's sum of as many bytes."""
+    if args.backend != "cuda" or args.shard:
+        return {}
+    from peers import library
+    cub = library.cub(args.build_dir / "cub", flags)
+
+    def make(case):
+        call = cub(pool.scratch(case.bytes, "cub", how="normal")[:case.bytes // 4], timer.stream.cuda_stream)
+        return lambda i: call()
+    return {"cub": make}

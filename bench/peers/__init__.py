@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The baselines. A family is a file, whose tables are by op:
+
+    FORWARD    the user's formula in PyTorch, a function of (act, t, s, drop): the activation, the tensors by name in kf's own shapes, the
+               scalars, the dropout; it gives the results in the manifest's order. In float64, with its autograd, it is what kf is checked against.
+    BACKWARD   all gradients in closed form, where torch.compile is to make one kernel of them
+    GRADIENT   float64 gradients made of what the backward is given, where those of the formula would cancel
+    DRAW       {op: {argument: how it is drawn}}, where that is not N(0, 1)
+    ONE_PASS   ops whose forward is the user's forward and backward
+    OUT        PyTorch's functions that write into given tensors: (op, bwd) -> a call without arguments
+
+Another family is another file, and a line in FAMILIES.
+"""
+
+from peers import map as map_family
+from peers import reduce, row
+
+FAMILIES = {"map": map_family, "row": row, "reduce": reduce}
+
+
+def of(f):
+    return FAMILIES[f["family"]]
+
+
+def forward(f, scalars, drop):
+    """fn: the user's formula as a function of {name: tensor}. Returns a list of results."""
+    op, act = of(f).FORWARD[f["op"]], map_family.ACTIVATIONS[f["activation"]]
+    given = scalars | {"to": map_family.TORCH[f["dtypes"][-1]]}
+
+    def fn(t):
+        found = op(lambda x: act(x, given), t, given, drop)
+        return list(found) if isinstance(found, tuple) else [found]
+    return fn
+
+
+def draw(f, name):
+    return getattr(of(f), "DRAW", {}).get(f["op"], {}).get(name)

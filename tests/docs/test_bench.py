@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark driver without a GPU: its cases, their shapes and bytes, and (where there is PyTorch) its baselines' formulas and a small run."""
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+
+import kflib
+import pytest
+from conftest import ROOT
+
+BENCH = ROOT / "bench"
+sys.path.append(str(BENCH))
+import case  # noqa: E402
+
+SETS = tomllib.loads(case.PATH.read_text())["set"]
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
+
+
+@pytest.fixture(scope="module")
+def sets(manifest):
+    return {name: case.load(name, manifest)[1] for name in SETS}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_case_is_a_call(name, sets):
+    """Sizes as the launcher takes them, and no case twice."""
+    assert len({c.key for c in sets[name]}) == len(sets[name]) > 0
+    for c in sets[name]:
+        assert len(c.sizes) == len(c.f["sizes"]) and all(isinstance(n, int) and n > 0 for n in c.sizes), c.key
+        assert c.outputs and c.bytes > 0, c.key
+        assert (c.forward is not None) is c.f["bwd"], c.key
+        assert set(c.saved) <= {a["name"] for a in c.inputs} and c.results, c.key
+
+
+def test_the_sets_that_are_run_by_hand(sets):
+    assert 40 <= len(sets["headline"]) <= 60 and len(sets["smoke"]) == 12
+    for name in ("headline", "smoke", "smoke_cpu"):
+        assert {c.f["family"] for c in sets[name]} == {"map", "row", "reduce"} and {c.f["bwd"] for c in sets[name]} == {False, True}
+    gpu = [c for name, entry in SETS.items() if entry["backend"] == "cuda" for c in sets[name]]
+    assert max(c.bytes for c in gpu) < 12 << 30, "four tensors and float64 copies of parts fit into 80 GB"
+
+
+def test_the_headline_s_rows_are_measured(sets):
+    """README's table names functions and sizes that the set has."""
+    keys = {(c.f["name"], *c.sizes) for c in sets["headline"]}
+    assert [row for row in tomllib.loads(case.PATH.read_text())["headline"]["rows"] if tuple(row) not in keys] == []
+
+
+def one(sets, function, *sizes):
+    return next(c for found in sets.values() for c in found if c.f["name"] == function and c.sizes == sizes)
+
+
+def test_bytes_are_those_of_every_tensor_once(sets):
+    """By hand."""
+    n = 1 << 26
+    assert one(sets, "kf_gelu_bf16", n).bytes == 2 * 2 * n
+    assert one(sets, "kf_bias_gelu_bf16", 16384, 4096).bytes == 2 * (2 * n + 4096)
+    softmax = one(sets, "kf_softmax_bwd_bf16", 32768, 4096)
+    assert softmax.bytes == 2 * 3 * 2 * n and softmax.saved == ["out"]  # x is not read
+    norm = one(sets, "kf_layer_norm_bwd_bf16", 32768, 4096)
+    assert norm.bytes == 2 * (3 * 2 * n + 3 * 4096) + 4 * 2 * 32768  # x, dout, dx; weight, dweight, dbias; mean, rstd
+    assert norm.saved == ["mean", "rstd"] and norm.wanted == ["x", "weight", "bias"]
+    both = one(sets, "kf_add_rms_norm_bwd_bf16", 32768, 4096)
+    assert "dresidual" not in [a["name"] for a in both.outputs] and both.results == ["residual_out", "out"]
+    assert one(sets, "kf_sum_f32", 1, n, 1).bytes == 4 * n + 4
+
+
+def test_shapes_of_rows(manifest):
+    f = {f["name"]: f for f in manifest["functions"]}
+    n = 1 << 27
+    for form, name in (("rows", "kf_softmax_bf16"), ("planes", "kf_instance_norm_bf16"), ("heads", "kf_scale_mask_softmax_bf16"),
+                       ("groups", "kf_group_norm_bf16"), ("channels", "kf_batch_norm_train_bf16")):
+        for length in (128, 1024, 65536):
+            found = case.of_rows(form, n, length)
+            assert len(found) == (2 if form in ("groups", "channels") else 1)
+            for sizes in found:
+                c = case.Case(f[name], sizes)
+                assert c.elements == n and case.length_of(c.f, sizes) == length
+                assert c.variant == ("NHWC" if sizes[-1] == 1 else "")
+    assert case.of_axis("64 x * x 4096", n) == (64, 512, 4096) and case.of_axis("1 x * x 1", n) == (1, n, 1)
+
+
+def test_a_wrong_list_is_named(manifest, monkeypatch, tmp_path):
+    text = case.PATH.read_text().replace('["kf_gelu_bf16", 67108864],', '["kf_no_such_bf16", 67108864],', 1)
+    monkeypatch.setattr(case, "PATH", tmp_path / "shapes.toml")
+    case.PATH.write_text(text)
+    with pytest.raises(SystemExit, match="kf_no_such_bf16"):
+        case.load("headline", manifest)
+
+
+def dictionary_keys(path):
+    """The string keys of the dictionaries in a file, by name: of FORWARD, BACKWARD and the like, without importing PyTorch."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = {k.value for k in node.value.keys if isinstance(k, ast.Constant)}
+    return found
+
+
+def test_every_op_of_a_set_has_a_formula(sets, manifest):
+    """That of elementwise ops and of ops over rows stands there by name; reductions of losses are made of the losses'."""
+    keys = {family: dictionary_keys(BENCH / f"peers/{family}.py") for family in ("map", "row", "reduce")}
+    ops = {(f["family"], f["op"]) for f in manifest["functions"]}
+    losses = {op for family, op in ops if family == "reduce" and op.rsplit("_", 1)[0] in {op for family, op in ops if family == "map"}}
+    assert [op for family, op in sorted(ops) if op not in keys[family]["FORWARD"] and op not in losses] == []
+    backward = {f["op"] for f in manifest["functions"] if f["bwd"] and f["family"] == "map"}
+    assert backward == keys["map"]["BACKWARD"]
+
+
+@needs_torch
+def test_formulas_of_reductions():
+    from peers import reduce
+    ops = {f["op"] for f in kflib.manifest()["functions"] if f["family"] == "reduce"}
+    assert ops == set(reduce.FORWARD)
+
+
+@needs_torch
+def test_a_small_run_is_right(tmp_path):
+    """Every function is compared with float64, every baseline with it, and all is timed."""
+    out = tmp_path / "smoke.json"
+    command = [sys.executable, str(BENCH / "bench.py"), "--set", "smoke_cpu", "--rounds", "1", "--out", str(out), "--build-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout + done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert all(r["speedup"] and r["error"] <= 1 and "iqr_us" in r["times"]["kf"] for r in rows)
