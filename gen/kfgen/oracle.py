@@ -149,6 +149,7 @@ class Bound:
                      and not self.graph.is_bool(i)]
             adjoints = gradient(self.graph, {root: self.graph.const(1)}, inner)
             self.terms.append([(i, adjoints[i]) for i in inner if adjoints[i] is not None and i != root])
+        self.extremes = [self._extremes(root) for root in self.roots]
 
         # Comparisons of rounded values: near equality either branch is right.
         self.kinks = []
@@ -160,6 +161,25 @@ class Bound:
                     if inner:
                         adjoints = gradient(self.graph, {side: self.graph.const(1)}, inner)
                         self.kinks.append((*node.args, [(j, adjoints[j]) for j in inner if adjoints[j] is not None]))
+
+    def _extremes(self, root):
+        """Of the larger and the smaller of two values on the way to a result: (one, the other, the result's derivative by it, [(a rounded
+        intermediate of either, its derivative)]). Where the two are as near as their roundings, the one not taken may be taken: it
+        counts as well."""
+        found = []
+        for i in self.graph.reachable([root]):
+            node = self.graph.nodes[i]
+            if node.op not in ("max", "min"):
+                continue
+            terms = []
+            for side in node.args:
+                inner = [j for j in self.graph.reachable([side]) if self.graph.nodes[j].args and not self.graph.is_bool(j)]
+                adjoints = gradient(self.graph, {side: self.graph.const(1)}, inner) if inner else {}
+                terms += [(j, adjoints[j]) for j in inner if adjoints[j] is not None]
+            by = gradient(self.graph, {root: self.graph.const(1)}, [i])[i]
+            if terms and by is not None:
+                found.append((*node.args, by, terms))
+        return found
 
     def undecided(self, env, eps, tiny, largest):
         """Where the function may do either: a comparison of rounded values near equality, or a value on the way that is
@@ -175,11 +195,11 @@ class Bound:
                 where = where | (np.isfinite(value) & (np.abs(value) > largest))
         return where
 
-    def evaluate(self, env):
-        """Per root (S, sum of |dy/dt|, largest finite |t|)."""
+    def evaluate(self, env, eps):
+        """Per root (S, sum of |dy/dt|, largest finite |t|). eps: of the arithmetic."""
         results = []
         with np.errstate(all="ignore"):
-            for root, terms in zip(self.roots, self.terms):
+            for root, terms, extremes in zip(self.roots, self.terms, self.extremes):
                 nodes = [root] + [n for pair in terms for n in pair]
                 y, *values = evaluate(self.graph, nodes, env, np, sp)
                 s, slope, top = np.abs(y), np.ones_like(y), np.where(np.isfinite(y), np.abs(y), 0.0)
@@ -187,5 +207,12 @@ class Bound:
                     s = s + np.nan_to_num(np.abs(t * adjoint), nan=0.0, posinf=0.0)
                     slope = slope + np.nan_to_num(np.abs(adjoint), nan=0.0, posinf=0.0)
                     top = np.fmax(top, np.where(np.isfinite(t), np.abs(t), 0.0))
+                for a, b, by, near in extremes:
+                    va, vb, factor, *values = evaluate(self.graph, [a, b, by] + [n for pair in near for n in pair], env, np, sp)
+                    factor = np.nan_to_num(np.abs(factor), posinf=0.0)
+                    reach = sum(np.nan_to_num(np.abs(t * d), posinf=0.0) for t, d in zip(values[::2], values[1::2]))
+                    moves = sum(np.nan_to_num(np.abs(d), posinf=0.0) for d in values[1::2])
+                    either = np.abs(va - vb) <= 4 * eps * reach
+                    s, slope = s + np.where(either, factor * reach, 0.0), slope + np.where(either, factor * moves, 0.0)
                 results.append((s, slope, top))
         return results

@@ -196,6 +196,10 @@ class Bound:
                     error[i] = np.zeros(())
                 elif node.op in ("rowmax", "rowmin"):
                     error[i] = np.max(args[0], -1, keepdims=True, initial=0.0) if np.ndim(args[0]) else args[0]
+                elif node.op in ("max", "min"):  # near equality either may be taken
+                    a, b = (value[n] for n in node.args)
+                    taken = np.where((a >= b) == (node.op == "max"), args[0], args[1])
+                    error[i] = np.where(np.abs(a - b) <= 4 * (args[0] + args[1]), np.maximum(args[0], args[1]), taken)
                 else:
                     names, partials = _partials(node.op)
                     local = dict(zip(names, (value[a] for a in node.args))) | {"y": v}

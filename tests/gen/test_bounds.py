@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What float32 arithmetic may stray from float64's values (kfgen/oracle.py)."""
+
+import numpy as np
+from kfgen import oracle, row_oracle
+from kfgen import spec as specs
+from kfgen.expand import kernels
+
+EPS = 2.0**-24
+
+
+def bound(pattern, activation, **values):
+    loaded = specs.load()
+    kernel = next(k for k in kernels(loaded.ops[pattern], ("f32",)) if not k.bwd)
+    return oracle.Bound(kernel, loaded.activations[activation]).evaluate(values, EPS)[0]
+
+
+def test_the_larger_of_two_rounded_values():
+    """relu6(alpha a + beta b), where the two products cancel but for their roundings, may come out on either side of 0: the bound has room
+    for that. Away from there it has what it had: none below 0 and beyond 6."""
+    a, b = np.array([1.0, 1.0, 1.0, 7.0]), np.array([-1.0 - 2.0**-25, -1.5, 2.0, 7.0])
+    s, slope, _ = bound("axpby_{act}", "relu6", a=a, b=b, alpha=1.0, beta=1.0)
+    assert s[0] >= 2 and slope[0] >= 3
+    assert s[1] == 0 and slope[1] == 2 and s[3] == 6 and slope[3] == 1
+    assert 6 < s[2] < 20  # the result, its max, the sum and the products, a few units each
+
+
+def test_inputs_that_are_compared_have_no_rounding():
+    x = np.array([-1e-30, 0.0])
+    s, _, _ = bound("{act}", "relu6", x=x)
+    assert (s == 0).all()
+
+
+def test_the_larger_of_two_values_of_a_row():
+    """The same for ops over rows: relu6 of what a norm gives."""
+    loaded = specs.load()
+    kernel = next(k for k in kernels(loaded.ops["rms_norm_{act}"], ("f32",)) if not k.bwd)
+    bound = row_oracle.Bound(kernel, loaded.activations["relu6"])
+    x = np.array([[1.0, -1.0, 6.0 / np.sqrt(2.0), 1e-3]])
+    (value, error), *_ = bound.evaluate({"x": x, "weight": np.full((1, 4), 1e-30), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38)[0]
+    assert (value[0, [0, 2, 3]] > 0).all() and (error[0, [0, 2, 3]] > 0).all()
+    assert value[0, 1] == 0 and error[0, 1] == 0
+    (value, error), *_ = bound.evaluate({"x": x, "weight": np.full((1, 4), 2.0**-149), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38)[0]
+    assert value[0, 1] == 0 and error[0, 1] > 0  # smaller than what a subnormal number rounds by
