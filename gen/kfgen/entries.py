@@ -14,7 +14,6 @@ from kfgen.expr import OVER_ROWS, PRIMITIVES, Graph, gradient, parse, substitute
 # names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.
 KF_IDS = range(1024)
 FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
-MAX_SCALARS = 4  # of one op, and of one activation: kfi_scalars_* holds as many
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 # What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g) and calls its own
@@ -219,15 +218,15 @@ class Fields:
             raise self.error(sorted(self.left)[0], "is not a field of this entry", "remove it, or correct its spelling")
 
 
-def scalars(f, own=()):
+def scalars(f, most, own=()):
     table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
     for name, value in table.items():
         if not usable(name) or name in own:
             raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise f.error("scalars", f"{name} is {value!r}", f"give {name} a number; tests use it")
-    if len(table) > MAX_SCALARS:
-        raise f.error("scalars", f"has {len(table)} entries", f"at most {MAX_SCALARS} are possible")
+    if len(table) > most:
+        raise f.error("scalars", f"has {len(table)} entries", f"at most {most} are possible")
     return {k: float(v) for k, v in table.items()}
 
 

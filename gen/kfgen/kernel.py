@@ -3,13 +3,12 @@
 
 from dataclasses import dataclass, field
 
-from kfgen import contract, names
+from kfgen import contract, limits, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, Dtype
 from kfgen.emit import counts
 from kfgen.entries import SpecError
 
-MAX_TENSORS = 16  # KFI_OPERANDS
 ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
 
 
@@ -134,9 +133,13 @@ class Kernel:
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
         self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
         self._sort()
-        if len(self.tensors) > MAX_TENSORS:
-            problem = f"make {len(self.tensors)} tensors of {'the backward' if bwd else 'the forward'}: {', '.join(self.tensor_names)}"
-            raise SpecError(op.file, f"op.{op.pattern}", "operands", problem, f"at most {MAX_TENSORS} are possible")
+        self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
+
+    def limit(self, field, what, found, most, fix="make two ops of it"):
+        """Refuses an entry that makes more of something than what C and CUDA have room for (core/limits.h)."""
+        if len(found) > most:
+            problem = f"make {len(found)} {what} of {'the backward' if self.bwd else 'the forward'}: {', '.join(found)}"
+            raise SpecError(self.op.file, f"op.{self.op.pattern}", field, problem, f"at most {most} are possible: {fix}")
 
     def _build(self):
         """Sets graph and roots, operands, inputs and outputs, streams, scalars and keeps."""

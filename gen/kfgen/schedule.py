@@ -3,11 +3,13 @@
 
 from dataclasses import dataclass
 
+from kfgen import limits
 from kfgen.emit import Target
 
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may have without asking, on every device
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,25 @@ class Cuda:
         return self.k.dtype.compute == "f32" and stream.dtype.size == 2
 
     @property
+    def sum_runs(self):
+        """The gradients of each launch of the second stage: neighbours of one dtype, as many as a launch takes."""
+        runs = []
+        for s in self.k.added:
+            if not runs or s.dtype != runs[-1][0].dtype or len(runs[-1]) == limits.SUM_OUTPUTS:
+                runs.append([])
+            runs[-1].append(s)
+        return runs
+
+    @property
+    def several_runs(self):
+        return len(self.sum_runs) > 1
+
+    def second_stage(self, *kernels):
+        """The kernels of each of them."""
+        acc = f"KF_{self.k.dtype.acc.word.upper()}"
+        return [Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}")) for run in self.sum_runs for kernel in kernels]
+
+    @property
     def keep_scale(self):
         return "rng.scale_f64" if self.k.dtype.compute == "f64" else "rng.scale"
 
@@ -80,6 +101,11 @@ class C:
         return Target("kfi_cpu_", self.k.flavour, True,
                       act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
                       act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
+
+    @property
+    def stores(self):
+        """What stores each gradient that is added up, in its own dtype."""
+        return [f"kfi_store_sum_{s.dtype.word}" for s in self.k.added]
 
     @property
     def dropout_parameters(self):

@@ -7,7 +7,7 @@ import re
 import struct
 import tomllib
 
-from kfgen import families
+from kfgen import families, limits
 from kfgen.entries import (
     KF_IDS,
     NAME,
@@ -87,7 +87,7 @@ def _load_activation(spec, file, name, f, builtin):
         brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
-        scalars=scalars(f, own=("x",)),
+        scalars=scalars(f, limits.ACT_SCALARS, own=("x",)),
         ref=f.get("ref", str, required=True, what='"the same function in NumPy (np) and scipy.special (sp)"'),
         dref=f.get("dref", str),
         edges=f.get("edges", dict, {}, what='{ nan = "nan", inf = ... }'),
@@ -139,7 +139,7 @@ def _load_op(spec, file, pattern, f, builtin):
     if word not in FAMILIES:
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
     family = FAMILIES[word]
-    given = scalars(f)
+    given = scalars(f, limits.SCALARS)
     operands = _operands(f, given, family)
     outputs, refs = {}, {}
     expr = f.get("expr", str, what='"an expression of the operands"')

@@ -184,20 +184,20 @@ BROKEN = {
         "kf/core/map.h", r"col = \(col \+ done\) % m->cols",
         "col = (col + done + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32",)),
     "narrow rows: a tail's sums lost": (
-        "kf/core/map.h", r"kfi_add_sums\(repeated\[k\] \+ col \* m->acc_size, \(const char \*\)lost\[n\+\+\]\.bytes, count",
-        "kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count - 1", ("kf_cpu_bias_bwd_f32",)),
+        "kf/core/map.h", r"kfi_add_sums\(room->repeated\[k\] \+ col \* m->acc_size, room->tile\[k\], count",
+        "kfi_add_sums(room->repeated[k] + col * m->acc_size, room->tile[k], count - 1", ("kf_cpu_bias_bwd_f32",)),
     "wide rows: the row's first columns again": (
         "kf/core/map.h", r"t->p\[k\] = base \+ col \* s->size",
         "t->p[k] = base", ("kf_cpu_bias_relu_bwd_f32", "kf_cpu_prelu_bias_bwd_f32",)),
     "neighbours in a row: the same row values": (
-        "kf/core/map.h", r"t->step\[k\] = step == KFI_TILE \? KFI_TILE : 0",
+        "kf/core/map.h", r"t->step\[k\] = m->sums \|\| m->derive \? 0 : step",
         "t->step[k] = 0", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
     "narrow rows, neighbours: the same row values": (
-        "kf/core/map.h", r"t\.step\[k\] = group \? 0 : KFI_TILE",
-        "t.step[k] = 0", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
+        "kf/core/map.h", r"count, group \? 0 : m->tile_size\)",
+        "count, 0)", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
     "narrow rows, a group: rows that are no period apart": (
-        "kf/core/map.h", r"step = group \? period : KFI_TILE",
-        "step = KFI_TILE", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_relu_bwd_bf16",)),
+        "kf/core/map.h", r"step = group \? period : m->tile_size",
+        "step = m->tile_size", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_relu_bwd_bf16",)),
     "narrow rows, a group: its rows again": (
         "kf/core/map.h", r"i \+= \(KFI_GROUP - 1\) \* period;",
         "i += 0;", ("kf_cpu_bias_bwd_f32", "kf_cpu_prelu_bias_bwd_bf16",)),
@@ -205,8 +205,8 @@ BROKEN = {
         "kf/core/map.h", r"\(at \+= tiles\) < row \+ group",
         "(at += tiles + 1) < row + group", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32",)),
     "wide rows, a group: the row above": (
-        "kf/core/map.h", r"step = m->sums \|\| m->derive \? m->cols : KFI_TILE",
-        "step = m->sums || m->derive ? 0 : KFI_TILE", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32",)),
+        "kf/core/map.h", r"step = m->sums \|\| m->derive \? m->cols : m->tile_size",
+        "step = m->sums || m->derive ? 0 : m->tile_size", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32",)),
     "a group's masks: those of its first tile": (
         "kf/core/map.h", r"m->rng, first \+ u \* step\)",
         "m->rng, first)", ("kf_cpu_dropout_f32", "kf_cpu_bias_dropout_bwd_f32",)),
@@ -253,7 +253,7 @@ BROKEN = {
         "kf/ops/softmax.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
         r"\1x + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
-        "kf/ops/softmax.h", r"kept0_k \+ \(kfi_held \? i : 0\)",
+        "kf/ops/softmax.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "streamed row: what is streamed goes to the first row": (
         "kf/ops/softmax.h", r"kfi_stream\(out \+ row \* cols",

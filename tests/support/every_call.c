@@ -4,9 +4,11 @@
 
        every_call             small tensors, one after the other
        every_call pieces      tensors of several pieces, which KF_PARALLEL_FOR gives to threads
-       every_call callers     small ones, from four threads at once, whose results must agree */
+       every_call callers     small ones, from four threads at once, whose results must agree
+       every_call "small stack" BYTES   on a thread whose stack is as large, beside what any thread needs */
 #include "every_call.h"
 
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -63,8 +65,8 @@ static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
 /* Calls f once; *sum becomes a sum of its outputs' bytes: each is looked at. */
 static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
 {
-    void *p[16] = {0};
-    size_t bytes[16] = {0};
+    void *p[KFT_TENSORS] = {0};
+    size_t bytes[KFT_TENSORS] = {0};
     uint64_t state = 1;
     for (int k = 0; k < f->tensors; ++k) {
         const kft_tensor *t = &f->tensor[k];
@@ -120,10 +122,21 @@ static int all(int large, uint64_t *sum)
 
 static void *caller(void *sum) { return all(0, (uint64_t *)sum), (void *)0; }
 
+static int on_a_small_stack(long bytes)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    uint64_t sum;
+    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + PTHREAD_STACK_MIN))) return 2;
+    if (pthread_create(&thread, &attributes, caller, &sum) || pthread_join(thread, NULL)) return 2;
+    return 0;
+}
+
 int main(int count, char **words)
 {
     const char *mode = count > 1 ? words[1] : "";
     uint64_t sum, sums[4];
+    if (!strcmp(mode, "small stack") && count > 2 && on_a_small_stack(atol(words[2]))) return 2;
     const int calls = all(!strcmp(mode, "pieces"), &sum);
     if (!strcmp(mode, "callers")) {
         pthread_t threads[4];

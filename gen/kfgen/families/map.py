@@ -3,7 +3,7 @@
 
 import functools
 
-from kfgen import derive
+from kfgen import derive, limits
 from kfgen.dtypes import DTYPE
 from kfgen.expr import KEEP, Graph, gradient, substitute
 from kfgen.families.family import Family, one_broadcast
@@ -20,6 +20,9 @@ class MapKernel(Kernel):
     @functools.cached_property
     def c(self):
         return MapC(self)
+
+    def _sort(self):
+        self.limit("operands", "values of an element", [s.name for s in self.c.slots], limits.SLOTS)
 
     @property
     def has_half(self):

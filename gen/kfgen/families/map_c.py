@@ -4,15 +4,15 @@
 import functools
 from dataclasses import dataclass
 
+from kfgen import limits
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, Dtype
 from kfgen.emit import emit, reads
-from kfgen.entries import SpecError
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, substitute
 from kfgen.kernel import Kernel
 from kfgen.schedule import C
 
-MAX_SLOTS = 16  # KFI_SLOTS
+GROUP = 4  # KFI_GROUP
 SLOT_KINDS = {"load": "KFI_SLOT_LOAD", "store": "KFI_SLOT_STORE", "row": "KFI_SLOT_ROW", "derived": "KFI_SLOT_DERIVED", "sum": "KFI_SLOT_SUM"}
 
 
@@ -133,10 +133,18 @@ class MapC(C):
                   for s in self.k.outputs for h, p in enumerate(s.parts)]
         for i, slot in enumerate(found):
             slot.index = i
-        if len(found) > MAX_SLOTS:
-            problem = f"make {len(found)} values of an element"
-            raise SpecError(self.k.op.file, f"op.{self.k.op.pattern}", "operands", problem, f"at most {MAX_SLOTS} are possible")
         return found
+
+    @functools.cached_property
+    def part(self):
+        """How many elements are computed at a time: as many as a walk has room for in tiles of all slots, and a tile function in
+        buffers of what it converts, and of results on their way past the caches."""
+        tile = sum(s.dtype.size for s in self.slots)
+        pieces = GROUP if self.k.sums and self.k.dtype.word != "f16" else 1  # of each result, see _groups
+        own = sum(4 for s in self.slots if s.staged) + pieces * sum(s.dtype.size for s in self.slots if s.role == "store")
+        room = limits.ROOM - limits.WORDS * self.k.keeps
+        share = next(n for n in (1, 2, 4, 8) if limits.PART // n * tile <= room and limits.PART // n * own <= limits.STAGED)
+        return "KFI_PART" + (f" / {share}" if share > 1 else "")
 
     @property
     def derive_reads(self):

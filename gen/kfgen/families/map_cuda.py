@@ -5,7 +5,9 @@ import functools
 
 from kfgen.emit import emit
 from kfgen.expr import KEEP, KEEP_SCALE
-from kfgen.schedule import CHEAP, NONE, Cuda, Instance
+from kfgen.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
+
+RING = 2  # rows on their way in shared memory
 
 
 class MapCuda(Cuda):
@@ -90,6 +92,10 @@ class MapCuda(Cuda):
         return len(self.k.rows) + len(self.k.sums) > 3
 
     @property
+    def ring(self):
+        return RING
+
+    @property
     def sum_ahead(self):
         """Rows on their way in registers: two where only one tensor is read."""
         if len(self.k.loads) == 1:
@@ -99,8 +105,11 @@ class MapCuda(Cuda):
     @property
     def sum_threads(self):
         """Threads of a sum kernel's block. Two blocks of 512 hide each other's start and end; one of 768 leaves registers for row
-        values and sums; where each element is much work, one of 1,024 starts least often (kfi_make_split)."""
-        return 768 if self.sum_ring else 1024 if self.k.keeps and self.k.has_act else 512
+        values and sums, or what shared memory has room for in a ring of many tensors; where each element is much work, one of 1,024
+        starts least often (kfi_make_split)."""
+        if self.sum_ring:
+            return min(768, STATIC_SHARED // (RING * 16 * max(1, len(self.k.loads))) // 64 * 64)
+        return 1024 if self.k.keeps and self.k.has_act else 512
 
     @property
     def kernel_parameters(self):
@@ -144,8 +153,7 @@ class MapCuda(Cuda):
 
     @property
     def sum_kernels(self):
-        codes = (f"KF_{self.k.dtype.acc.word.upper()}", f"KF_{self.k.added[0].dtype.word.upper()}")
-        return [Instance(f"kfk_sum_{what}", codes) for what in ["partials"] + (["planes"] if self.k.has_channel else [])]
+        return self.second_stage("kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else []))
 
     def listing(self):
         """What is computed, in order, for a reader."""

@@ -4,7 +4,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from kfgen import derive
+from kfgen import derive, limits
 from kfgen.dtypes import DTYPE
 from kfgen.entries import SpecError, updated
 from kfgen.expr import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM, ExprError, stages
@@ -15,7 +15,6 @@ from kfgen.passes import copy, picks, program, stored
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
 SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
-MAX_REDUCTIONS = 16  # of a pass: kfi_line_reduce is given an int, 2 bits each
 
 
 @dataclass
@@ -102,9 +101,9 @@ class RowsKernel(Kernel):
         self.gathers = not self.reductions and not self.loads + self.row_loads + self.stores  # nothing goes along a row: a thread has it
         self._refuse()
         for count in Counter(self.reductions.values()).values():
-            if count > MAX_REDUCTIONS:
+            if count > limits.REDUCTIONS:
                 problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
-                fix = f"at most {MAX_REDUCTIONS} are possible: make two ops of it"
+                fix = f"at most {limits.REDUCTIONS} are possible: make two ops of it"
                 raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, fix)
 
     def _refuse(self):

@@ -6,7 +6,7 @@ import functools
 from kfgen.expr import COLUMN, KEEP, KEEP_SCALE, TRANSCENDENTAL
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import copy, picks, stored
-from kfgen.schedule import Instance
+from kfgen.schedule import STATIC_SHARED, Instance
 
 
 class RowCuda(RowsCuda):
@@ -34,7 +34,8 @@ class RowCuda(RowsCuda):
             return [(1, 32, 32, 32), (1, 32, 32, 0)]
         size, loads = 16 // self.vec, len(self.k.loads)
         if self.k.sums:  # 16 values of each tensor, and as many sums
-            return [(2 if size == 2 or loads > 2 else 4, 512, 512, 256)]
+            vectors = 2 if size == 2 or loads > 2 else 4
+            return [(vectors, 512, 512, min(256, STATIC_SHARED // self._ring(vectors) // 32 * 32))]  # without clusters: of every device
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.k.row_loads + self.k.group_loads else 8
         most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
         walk = (vectors, min(256, most), most, 0)
@@ -157,7 +158,7 @@ class RowCuda(RowsCuda):
 
     @property
     def sum_kernels(self):
-        return [Instance("kfk_sum_partials", (f"KF_{self.k.dtype.acc.word.upper()}", f"KF_{self.k.added[0].dtype.word.upper()}"))]
+        return self.second_stage("kfk_sum_partials")
 
     @property
     def geometry(self):

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "kf/core/dtype.h"
+#include "kf/core/limits.h"
 #include "kf/core/result.h"
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
@@ -25,9 +26,8 @@ typedef struct {
     uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
 } kfi_operand;
 
-#define KFI_OPERANDS 16
 typedef struct {
-    kfi_operand of[KFI_OPERANDS];
+    kfi_operand of[KFI_MAX_TENSORS];
     int count;
     uintptr_t bits; /* of all tensors' addresses */
 } kfi_operands;

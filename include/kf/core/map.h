@@ -4,13 +4,17 @@
    An op is a function over tiles of 512 elements, whose loop the compiler vectorises. This file walks a tensor, in
    parallel: it gives that function as many whole tiles at a time as it can, copies what is left at an end into scratch
    tiles, repeats row values so that narrow rows fill whole tiles, and adds up reduced gradients. How the work is split
-   depends on the shape alone, so results do not depend on the number of threads. */
+   depends on the op and the shape alone, so results do not depend on the number of threads.
+
+   Callers' threads may have small stacks. What a walk keeps there is KFI_MAX_ROOM bytes, whatever the op: its tiles are smaller
+   where it has many operands, and narrow rows are repeated where they fit. */
 #ifndef KF_CORE_MAP_H
 #define KF_CORE_MAP_H
 
 #include "kf/core/host.h"
 
 #include "kf/core/check.h"
+#include "kf/core/limits.h"
 #include "kf/core/math.h"
 #include "kf/core/parallel.h"
 #include "kf/core/philox_tile.h"
@@ -19,7 +23,6 @@
 
 KFI_C_BEGIN
 
-#define KFI_SLOTS 16    /* pointers a tile function may have */
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_CHUNK 32    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
@@ -27,12 +30,13 @@ KFI_C_BEGIN
 #define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
 
 typedef struct {
-    void *p[KFI_SLOTS];     /* of the first tile; */
-    kf_i64 step[KFI_SLOTS]; /* the next one's lie so many elements behind */
-    int tiles;              /* any number; of a group KFI_GROUP or 1 */
-    unsigned stream;        /* bit k: what p[k] points at goes past the caches */
-    int stores;             /* some tensor is written, not sums alone */
-    const void *scalars;    /* the op's, then the activation's; float, or double for f64 */
+    void *p[KFI_MAX_SLOTS];     /* of the first tile; */
+    kf_i64 step[KFI_MAX_SLOTS]; /* the next one's lie so many elements behind */
+    int tiles;                  /* any number; of a group KFI_GROUP or 1 */
+    int count;                  /* elements of each: whole parts, as many as are computed at a time */
+    unsigned stream;            /* bit k: what p[k] points at goes past the caches */
+    int stores;                 /* some tensor is written, not sums alone */
+    const void *scalars;        /* the op's, then the activation's; float, or double for f64 */
     const uint16_t *keep[KFI_GROUP]; /* dropout: random words of each tile; those from keep_from on are kept */
     uint32_t keep_from;
     double keep_scale;
@@ -48,31 +52,68 @@ typedef struct {
 } kfi_slot;
 
 typedef void (*kfi_row_pass)(void *frame); /* a pass over one row (core/row.h) */
+typedef void (*kfi_store_sum)(void *out, kf_i64 i, const double *v, int count);
 
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     const kfi_row_pass *passes; /* of rows: up to a NULL */
     const kfi_slot *slots;
-    int slot_count, sums, acc_size;
+    int slot_count, sums, acc_size, part;
     kfi_tile_fn tile;
     void (*derive)(const kfi_tile *t, int width); /* derived row values from row values, 16 at a time; NULL: there are none */
     const void *scalars;
     const kfi_rng *rng;
     void *const *sum_outputs; /* NULL is skipped */
-    void (*store)(void *out, kf_i64 i, const double *v, int count);
+    const kfi_store_sum *stores; /* of each, in its dtype */
     /* set by the walk */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
     kf_i64 piece, gap, parts; /* rows in pieces: elements of one, from its end to the next one, channels of a group */
-    int plane;
+    int plane, tile_size;     /* tile_size: elements of a tile */
     unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;
 } kfi_cpu_map;
 
+/* Random words of a group's tiles, at the end of a walk's memory. */
+typedef uint16_t kfi_group_words[KFI_TILE + 32];
+typedef char kfi_words_fit[KFI_GROUP * sizeof(kfi_group_words) <= KFI_MAX_WORDS ? 1 : -1];
+
+/* A walk's memory: a tile of each slot, and rows with a tile behind them of row values and sums that are repeated. */
 typedef struct {
-    unsigned char bytes[KFI_TILE * 8];
-} kfi_scratch;
+    char *tile[KFI_MAX_SLOTS], *repeated[KFI_MAX_SLOTS];
+    KFI_ON_A_LINE char bytes[KFI_MAX_ROOM];
+} kfi_room;
+/* Its bytes. cols: of a row that is repeated; 0: none is. Row values that are repeated need no tile. */
+KFI_HOST kf_i64 kfi_room_bytes(const kfi_cpu_map *m, kf_i64 tile_size, kf_i64 cols)
+{
+    kf_i64 bytes = 0;
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if (!cols || s->kind < KFI_SLOT_ROW || s->kind == KFI_SLOT_SUM) bytes += tile_size * s->size;
+        if (cols && s->kind >= KFI_SLOT_ROW) bytes += ((cols + tile_size) * s->size + KFI_LINE - 1) / KFI_LINE * KFI_LINE;
+    }
+    return bytes;
+}
+/* Whether tiles of so many elements, or of the smaller size that fits, leave room for such rows. least: the smallest that will do. */
+KFI_HOST int kfi_size_tiles(kfi_cpu_map *m, kf_i64 cols, int least)
+{
+    for (m->tile_size = KFI_TILE; m->tile_size >= least; m->tile_size /= 2)
+        if (kfi_room_bytes(m, m->tile_size, cols) <= KFI_MAX_ROOM - (m->rng ? KFI_MAX_WORDS : 0)) return 1;
+    return 0;
+}
+KFI_HOST void kfi_share_room(const kfi_cpu_map *m, kfi_room *room, kf_i64 cols)
+{
+    char *at = room->bytes;
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        const int row = s->kind >= KFI_SLOT_ROW;
+        room->tile[k] = at;
+        if (!cols || !row || s->kind == KFI_SLOT_SUM) at += m->tile_size * s->size;
+        room->repeated[k] = cols && row ? at : NULL;
+        if (cols && row) at += ((cols + m->tile_size) * s->size + KFI_LINE - 1) / KFI_LINE * KFI_LINE;
+    }
+}
 
 /* Large outputs that are no input: such a one's lines are in the cache already. */
 KFI_HOST unsigned kfi_streams(const kfi_cpu_map *m)
@@ -89,12 +130,9 @@ KFI_HOST unsigned kfi_streams(const kfi_cpu_map *m)
     return found;
 }
 
-KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first, kf_i64 step)
+KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, kf_i64 first, kf_i64 step)
 {
-#if defined(__GNUC__)
-    __attribute__((aligned(64))) /* no vector of words in two cache lines */
-#endif
-    uint16_t words[KFI_GROUP][KFI_TILE + 32];
+    kfi_group_words *const words = (kfi_group_words *)(void *)(room->bytes + KFI_MAX_ROOM - KFI_MAX_WORDS);
     for (int u = 0; m->rng && u < t->tiles; ++u) {
         kfi_random_tile(words[u], m->rng, first + u * step);
         t->keep[u] = words[u] + (first + u * step) % 8;
@@ -105,7 +143,7 @@ KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kf_i64 first, kf_
 /* Whole tiles at the front of `left` elements, as many as a call may have; 1 for what is less than a tile. */
 KFI_HOST int kfi_whole(const kfi_cpu_map *m, kf_i64 left)
 {
-    const kf_i64 tiles = left / KFI_TILE, most = m->rng ? KFI_GROUP : KFI_CHUNK;
+    const kf_i64 tiles = left / m->tile_size, most = m->rng ? KFI_GROUP : KFI_CHUNK;
     return tiles < 1 ? 1 : (int)(tiles < most ? tiles : most);
 }
 
@@ -169,42 +207,46 @@ KFI_HOST char *kfi_element(const kfi_cpu_map *m, const kfi_slot *s, kf_i64 i)
 }
 
 /* Points loads and stores at `tiles` tiles, the first of elements first .. first + count - 1, the others `step` behind each
-   other. One that is not whole, or of halves that reach into the next row, goes through scratch, which `finish` writes back:
-   such a tile stands alone. */
-KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 first, int count, int tiles, kf_i64 step)
+   other. Those that are not whole parts, or of halves that reach into the next row, go through scratch, side by side, which `finish`
+   writes back: as many as a tile of scratch holds. */
+KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room, kf_i64 first, int count, int tiles, kf_i64 step)
 {
     unsigned indirect = 0;
     t->tiles = tiles;
+    t->count = (count + m->part - 1) / m->part * m->part;
     t->stores = 0;
     t->stream = 0;
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind != KFI_SLOT_LOAD && s->kind != KFI_SLOT_STORE) continue;
         char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
-        const int parted = count < KFI_TILE || (kfi_is_half(m, s) && first % m->cols + count > m->cols);
-        t->step[k] = step;
+        const int parted = count < t->count || (kfi_is_half(m, s) && first % m->cols + count > m->cols);
+        t->step[k] = kfi_is_half(m, s) && step % m->cols == 0 ? 2 * step : step; /* rows of both halves */
         t->stores |= base && s->kind == KFI_SLOT_STORE;
         if (base && !parted) {
             t->p[k] = kfi_element(m, s, first);
             if ((uintptr_t)t->p[k] % KFI_LINE == 0 && step * s->size % KFI_LINE == 0) t->stream |= m->stream & 1u << k;
             continue;
         }
-        t->p[k] = scratch[k].bytes;
-        t->step[k] = 0;
+        t->p[k] = room->tile[k];
+        t->step[k] = base ? t->count : 0;
         if (!base) continue;
         indirect |= 1u << k;
-        if (s->kind == KFI_SLOT_STORE) continue;
-        if (count < KFI_TILE) memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
-        kfi_move_elements(m, s, base, (char *)scratch[k].bytes, first, count, 0);
+        for (int u = 0; s->kind == KFI_SLOT_LOAD && u < tiles; ++u) {
+            char *tile = room->tile[k] + u * t->count * s->size;
+            memset(tile + count * s->size, 0, (size_t)((t->count - count) * s->size));
+            kfi_move_elements(m, s, base, tile, first + u * step, count, 0);
+        }
     }
     return indirect;
 }
-KFI_HOST void kfi_finish(const kfi_cpu_map *m, kfi_scratch *scratch, unsigned indirect, kf_i64 first, int count)
+KFI_HOST void kfi_finish(const kfi_cpu_map *m, const kfi_tile *t, unsigned indirect, kf_i64 first, int count, kf_i64 step)
 {
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
-        if ((indirect >> k & 1u) && s->kind == KFI_SLOT_STORE)
-            kfi_move_elements(m, s, (char *)(uintptr_t)m->operands.of[s->operand].ptr, (char *)scratch[k].bytes, first, count, 1);
+        char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
+        for (int u = 0; (indirect >> k & 1u) && s->kind == KFI_SLOT_STORE && u < t->tiles; ++u)
+            kfi_move_elements(m, s, base, (char *)t->p[k] + u * t->count * s->size, first + u * step, count, 1);
     }
 }
 
@@ -212,15 +254,16 @@ KFI_HOST void kfi_finish(const kfi_cpu_map *m, kfi_scratch *scratch, unsigned in
 KFI_HOST void kfi_walk_flat(void *context, kf_i64 chunk)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
-    kfi_scratch scratch[KFI_SLOTS];
+    kfi_room room;
     kfi_tile t = kfi_make_tile(m);
     kf_i64 i = chunk * KFI_CHUNK * KFI_TILE;
     const kf_i64 end = i + KFI_CHUNK * KFI_TILE < m->elements ? i + KFI_CHUNK * KFI_TILE : m->elements;
-    for (; i < end; i += (kf_i64)t.tiles * KFI_TILE) {
-        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, kfi_whole(m, end - i), KFI_TILE);
-        kfi_run_tiles(m, &t, i, KFI_TILE);
-        if (indirect) kfi_finish(m, scratch, indirect, i, count);
+    kfi_share_room(m, &room, 0);
+    for (; i < end; i += (kf_i64)t.tiles * m->tile_size) {
+        const int count = end - i < m->tile_size ? (int)(end - i) : m->tile_size;
+        const unsigned indirect = kfi_aim(m, &t, &room, i, count, kfi_whole(m, end - i), m->tile_size);
+        kfi_run_tiles(m, &t, &room, i, m->tile_size);
+        if (indirect) kfi_finish(m, &t, indirect, i, count, m->tile_size);
     }
     if (m->stream) kfi_stream_end();
 }
@@ -239,74 +282,81 @@ KFI_HOST char *kfi_partial(const kfi_cpu_map *m, kf_i64 block, int sum)
     return m->partial ? m->partial + ((kf_i64)sum * m->blocks + block) * width * m->acc_size : NULL;
 }
 
-/* rows x cols with narrow rows: row values are repeated until a whole tile fits behind any column, so that tiles walk
-   over row ends as if the tensor were flat. */
+/* Row values, repeated until a whole tile fits behind any column, what is derived from them, and sums of nothing. */
+KFI_HOST void kfi_repeat_rows(const kfi_cpu_map *m, const kfi_room *room)
+{
+    const kf_i64 width = m->cols + m->tile_size;
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        const char *base = s->kind == KFI_SLOT_ROW ? (const char *)m->operands.of[s->operand].ptr : NULL;
+        if (room->repeated[k] && !base) memset(room->repeated[k], 0, (size_t)(width * s->size));
+        for (kf_i64 c = 0; base && c < width; c += m->cols)
+            memcpy(room->repeated[k] + c * s->size, base, (size_t)((width - c < m->cols ? width - c : m->cols) * s->size));
+    }
+    if (!m->derive) return;
+    kfi_tile r = kfi_make_tile(m);
+    for (kf_i64 c = 0; c < width; c += m->tile_size) {
+        const kf_i64 from = width - c < m->tile_size ? width - m->tile_size : c; /* the last tile overlaps the one before */
+        for (int k = 0; k < m->slot_count; ++k)
+            if (m->slots[k].kind == KFI_SLOT_ROW || m->slots[k].kind == KFI_SLOT_DERIVED) r.p[k] = room->repeated[k] + from * m->slots[k].size;
+        m->derive(&r, m->tile_size);
+    }
+}
+/* Points row values and sums at those of a column. The sums of a tile that is not whole parts are apart, as some are of elements behind it. */
+KFI_HOST void kfi_aim_repeated(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room, kf_i64 col, int count, kf_i64 step)
+{
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if (!room->repeated[k]) continue;
+        t->p[k] = room->repeated[k] + col * s->size;
+        t->step[k] = step;
+        if (s->kind != KFI_SLOT_SUM || count == t->count) continue;
+        t->p[k] = room->tile[k];
+        memset(t->p[k], 0, (size_t)(t->count * s->size));
+    }
+}
+KFI_HOST void kfi_take_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 col, int count)
+{
+    for (int k = 0; k < m->slot_count; ++k)
+        if (m->slots[k].kind == KFI_SLOT_SUM) kfi_add_sums(room->repeated[k] + col * m->acc_size, room->tile[k], count, m->acc_size);
+}
+KFI_HOST void kfi_leave_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 block)
+{
+    const kf_i64 width = m->cols + m->tile_size;
+    for (int k = 0, n = 0; k < m->slot_count; ++k) {
+        if (m->slots[k].kind != KFI_SLOT_SUM) continue;
+        char *partial = kfi_partial(m, block, n++);
+        if (!partial) continue;
+        memset(partial, 0, (size_t)(m->cols * m->acc_size));
+        for (kf_i64 c = 0; c < width; c += m->cols)
+            kfi_add_sums(partial, room->repeated[k] + c * m->acc_size, width - c < m->cols ? width - c : m->cols, m->acc_size);
+    }
+}
+
+/* rows x cols with narrow rows: row values are repeated, so that tiles walk over row ends as if the tensor were flat. */
 KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
-    kfi_scratch scratch[KFI_SLOTS];
-    double row_values[6][KFI_REPEAT + KFI_TILE], sums[4][KFI_REPEAT + KFI_TILE]; /* as many as an op may have: checked when the op is generated */
-    kfi_tile t = kfi_make_tile(m), r = kfi_make_tile(m);
-    char *repeated[KFI_SLOTS];
-    const kf_i64 width = m->cols + KFI_TILE;
-    int rows = 0, sum_count = 0;
-    for (int k = 0; k < m->slot_count; ++k) {
-        const kfi_slot *s = &m->slots[k];
-        repeated[k] = NULL;
-        if (s->kind == KFI_SLOT_ROW) {
-            const char *base = (const char *)m->operands.of[s->operand].ptr;
-            repeated[k] = (char *)row_values[rows++];
-            if (!base) {
-                memset(repeated[k], 0, (size_t)(width * s->size));
-                continue;
-            }
-            for (kf_i64 c = 0; c < width; c += m->cols)
-                memcpy(repeated[k] + c * s->size, base, (size_t)((width - c < m->cols ? width - c : m->cols) * s->size));
-        } else if (s->kind == KFI_SLOT_DERIVED) {
-            repeated[k] = (char *)row_values[rows++];
-        } else if (s->kind == KFI_SLOT_SUM) {
-            repeated[k] = (char *)sums[sum_count++];
-            memset(repeated[k], 0, (size_t)(width * m->acc_size));
-        }
-    }
-    if (m->derive)
-        for (kf_i64 c = 0; c < width; c += KFI_TILE) {
-            const kf_i64 from = width - c < KFI_TILE ? width - KFI_TILE : c; /* the last tile overlaps the one before */
-            for (int k = 0; k < m->slot_count; ++k)
-                if (m->slots[k].kind == KFI_SLOT_ROW || m->slots[k].kind == KFI_SLOT_DERIVED) r.p[k] = repeated[k] + from * m->slots[k].size;
-            m->derive(&r, KFI_TILE);
-        }
+    kfi_room room;
+    kfi_tile t = kfi_make_tile(m);
+    kfi_share_room(m, &room, m->cols);
+    kfi_repeat_rows(m, &room);
     kf_i64 i = block * m->per_block * m->cols, col = 0;
     const kf_i64 last = (block + 1) * m->per_block < m->rows ? (block + 1) * m->per_block : m->rows, end = last * m->cols;
     /* Tiles a period apart have the same columns. Groups of them for sums; otherwise neighbours up to the end of the row. */
     kf_i64 period = m->cols, inner = 0;
-    while (period % KFI_TILE != 0) period *= 2;
+    while (period % m->tile_size != 0) period *= 2;
     while (i < end) {
         const int group = m->sums && end - i + inner >= KFI_GROUP * period;
-        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
+        const int count = end - i < m->tile_size ? (int)(end - i) : m->tile_size;
         const int tiles = group ? KFI_GROUP : m->sums || end - i < m->cols - col ? 1 : kfi_whole(m, m->cols - col);
-        const kf_i64 step = group ? period : KFI_TILE;
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, tiles, step);
-        for (int k = 0; k < m->slot_count; ++k) {
-            if (!repeated[k]) continue;
-            t.p[k] = repeated[k] + col * (m->slots[k].kind == KFI_SLOT_SUM ? m->acc_size : m->slots[k].size);
-            t.step[k] = group ? 0 : KFI_TILE;
-        }
-        kfi_scratch lost[4]; /* the sums of a last tile that is not whole */
-        int n = 0;
-        if (count < KFI_TILE)
-            for (int k = 0; k < m->slot_count; ++k)
-                if (m->slots[k].kind == KFI_SLOT_SUM) {
-                    memset(lost[n].bytes, 0, sizeof lost[n].bytes);
-                    t.p[k] = lost[n++].bytes;
-                }
-        kfi_run_tiles(m, &t, i, step);
-        if (indirect) kfi_finish(m, scratch, indirect, i, count);
-        n = 0;
-        if (count < KFI_TILE)
-            for (int k = 0; k < m->slot_count; ++k)
-                if (m->slots[k].kind == KFI_SLOT_SUM) kfi_add_sums(repeated[k] + col * m->acc_size, (const char *)lost[n++].bytes, count, m->acc_size);
-        const kf_i64 done = group ? KFI_TILE : (kf_i64)tiles * KFI_TILE;
+        const kf_i64 step = group ? period : m->tile_size;
+        const unsigned indirect = kfi_aim(m, &t, &room, i, count, tiles, step);
+        kfi_aim_repeated(m, &t, &room, col, count, group ? 0 : m->tile_size);
+        kfi_run_tiles(m, &t, &room, i, step);
+        if (indirect) kfi_finish(m, &t, indirect, i, count, step);
+        if (count < t.count) kfi_take_sums(m, &room, col, count);
+        const kf_i64 done = group ? m->tile_size : (kf_i64)tiles * m->tile_size;
         i += done;
         col = (col + done) % m->cols;
         inner = group ? inner + done : 0;
@@ -316,79 +366,81 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
         }
     }
     if (m->stream) kfi_stream_end();
-    for (int k = 0, n = 0; k < m->slot_count; ++k)
-        if (m->slots[k].kind == KFI_SLOT_SUM) {
-            char *partial = kfi_partial(m, block, n++);
-            if (!partial) continue;
-            memset(partial, 0, (size_t)(m->cols * m->acc_size));
-            for (kf_i64 c = 0; c < width; c += m->cols)
-                kfi_add_sums(partial, repeated[k] + c * m->acc_size, width - c < m->cols ? width - c : m->cols, m->acc_size);
-        }
+    kfi_leave_sums(m, &room, block);
 }
 
 /* Tiles that begin at an element of a wide row: those of the rows below for sums and derived row values, its neighbours
    otherwise. first: of its columns in this block. */
-KFI_HOST void kfi_walk_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_scratch *scratch, kf_i64 block, kf_i64 row, kf_i64 col, int count, int tiles, int first)
+KFI_HOST void kfi_walk_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, kf_i64 block, kf_i64 row, kf_i64 col, int count, int tiles, int first)
 {
-    const kf_i64 i = row * m->cols + col, step = m->sums || m->derive ? m->cols : KFI_TILE;
-    const unsigned indirect = kfi_aim(m, t, scratch, i, count, tiles, step);
+    const kf_i64 i = row * m->cols + col, step = m->sums || m->derive ? m->cols : m->tile_size;
+    const unsigned indirect = kfi_aim(m, t, room, i, count, tiles, step);
+    const int whole = count == t->count;
     for (int k = 0, n = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
         if (s->kind < KFI_SLOT_ROW) continue;
-        t->p[k] = scratch[k].bytes;
+        t->p[k] = room->tile[k];
         t->step[k] = 0;
         if (s->kind == KFI_SLOT_ROW) {
             char *base = (char *)(uintptr_t)m->operands.of[s->operand].ptr;
-            if (base && count == KFI_TILE) {
+            if (base && whole) {
                 t->p[k] = base + col * s->size;
-                t->step[k] = step == KFI_TILE ? KFI_TILE : 0;
+                t->step[k] = m->sums || m->derive ? 0 : step;
             } else if (!m->derive || first) {
-                memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+                memset(room->tile[k], 0, (size_t)(t->count * s->size));
             }
-            if (base && count < KFI_TILE) memcpy(scratch[k].bytes, base + col * s->size, (size_t)(count * s->size));
+            if (base && !whole) memcpy(room->tile[k], base + col * s->size, (size_t)(count * s->size));
         } else if (s->kind == KFI_SLOT_SUM) {
             char *partial = kfi_partial(m, block, n++);
-            if (partial && count == KFI_TILE) t->p[k] = partial + col * m->acc_size;
-            else memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
+            if (partial && whole) t->p[k] = partial + col * m->acc_size;
+            else memset(room->tile[k], 0, (size_t)(t->count * s->size));
         }
     }
-    if (m->derive && first) m->derive(t, KFI_TILE);
-    kfi_run_tiles(m, t, i, step);
-    if (indirect) kfi_finish(m, scratch, indirect, i, count);
-    if (count == KFI_TILE) return;
+    if (m->derive && first) m->derive(t, t->count);
+    kfi_run_tiles(m, t, room, i, step);
+    if (indirect) kfi_finish(m, t, indirect, i, count, step);
+    if (whole) return;
     for (int k = 0, n = 0; k < m->slot_count; ++k)
         if (m->slots[k].kind == KFI_SLOT_SUM) {
             char *partial = kfi_partial(m, block, n++);
-            if (partial) kfi_add_sums(partial + col * m->acc_size, (const char *)scratch[k].bytes, count, m->acc_size);
+            if (partial) kfi_add_sums(partial + col * m->acc_size, room->tile[k], count, m->acc_size);
         }
+}
+
+/* The columns of a tile that begins at one: of a row's end as many whole parts as there are, which need no copy, then what is left. */
+KFI_HOST int kfi_columns(const kfi_cpu_map *m, kf_i64 col)
+{
+    const int left = m->cols - col < m->tile_size ? (int)(m->cols - col) : m->tile_size;
+    return left < m->part ? left : left / m->part * m->part;
 }
 
 /* rows x cols with wide rows: a tile stays in its row, its columns' row values are read in place. */
 KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
-    kfi_scratch scratch[KFI_SLOTS];
+    kfi_room room;
     kfi_tile t = kfi_make_tile(m);
     const kf_i64 begin = block * m->per_block, end = begin + m->per_block < m->rows ? begin + m->per_block : m->rows;
+    kfi_share_room(m, &room, 0);
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->cols * m->acc_size));
     /* For sums, groups of rows. Derived row values belong to a tile's columns: then the rows are the inner walk, and groups
        cost less calls as well. Otherwise neighbours in a row. */
-    const kf_i64 span = m->derive ? KFI_TILE : m->cols;
     const int grouped = m->sums || m->derive;
-    for (kf_i64 from = 0; from < m->cols; from += span)
+    for (kf_i64 from = 0, to; from < m->cols; from = to) {
+        to = m->derive ? from + kfi_columns(m, from) : m->cols;
         for (kf_i64 row = begin, group; row < end; row += group) {
             group = grouped && end - row >= KFI_GROUP ? KFI_GROUP : 1;
-            const kf_i64 to = from + span < m->cols ? from + span : m->cols;
             for (kf_i64 col = from, at = row; col < to;) {
-                const int count = to - col < KFI_TILE ? (int)(to - col) : KFI_TILE;
-                const int tiles = grouped ? (count == KFI_TILE ? (int)group : 1) : kfi_whole(m, to - col);
-                kfi_walk_tiles(m, &t, scratch, block, at, col, count, tiles, at == begin);
+                const int count = kfi_columns(m, col), alone = count < m->part && KFI_GROUP * m->part > m->tile_size;
+                const int tiles = grouped ? (alone ? 1 : (int)group) : kfi_whole(m, to - col);
+                kfi_walk_tiles(m, &t, &room, block, at, col, count, tiles, at == begin);
                 if (grouped && (at += tiles) < row + group) continue;
                 at = row;
-                col += grouped ? KFI_TILE : (kf_i64)tiles * KFI_TILE;
+                col += grouped ? count : (kf_i64)tiles * count;
             }
         }
+    }
     if (m->stream) kfi_stream_end();
 }
 
@@ -425,58 +477,65 @@ KFI_HOST void kfi_flush_sums(const kfi_cpu_map *m, kfi_tile *t, kf_i64 block, kf
             at = 0;
             ++plane;
         }
-        memset(sum, 0, (size_t)(KFI_TILE * m->acc_size));
+        memset(sum, 0, (size_t)(m->tile_size * m->acc_size));
     }
+}
+
+/* Row values of a tile that begins at element `at` of a plane; whole: it lies in that plane. */
+KFI_HOST void kfi_fill_channels(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room, kf_i64 plane, kf_i64 start, int whole)
+{
+    for (int k = 0; k < m->slot_count; ++k) {
+        const kfi_slot *s = &m->slots[k];
+        if (s->kind != KFI_SLOT_ROW) continue;
+        const char *base = (const char *)m->operands.of[s->operand].ptr;
+        kf_i64 at = start, channel = plane % m->channels;
+        for (int done = 0; base && done < m->tile_size;) {
+            const kf_i64 left = m->inner - at;
+            const int piece = left < m->tile_size - done ? (int)left : m->tile_size - done;
+            kfi_fill((unsigned char *)room->tile[k] + done * s->size, base + channel * s->size, piece, s->size);
+            done += piece;
+            at = 0;
+            channel = channel + 1 < m->channels ? channel + 1 : 0;
+        }
+    }
+    if (m->derive) m->derive(t, whole ? KFI_PIECE : m->tile_size);
+    for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
+        if (m->slots[k].kind == KFI_SLOT_DERIVED) kfi_fill((unsigned char *)room->tile[k], room->tile[k], m->tile_size, m->slots[k].size);
 }
 
 /* outer x channels x inner: flat tiles whose row values are filled in by channel. */
 KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
-    kfi_scratch scratch[KFI_SLOTS];
+    kfi_room room;
     kfi_tile t = kfi_make_tile(m);
     kf_i64 i = block * m->per_block * KFI_TILE, filled = -1, summed = -1; /* planes that the row values and sums stand for */
     const kf_i64 end = i + m->per_block * KFI_TILE < m->elements ? i + m->per_block * KFI_TILE : m->elements;
+    kfi_share_room(m, &room, 0);
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->channels * m->acc_size));
     for (int k = 0; k < m->slot_count; ++k)
         if (m->slots[k].kind >= KFI_SLOT_ROW) {
-            memset(scratch[k].bytes, 0, sizeof scratch[k].bytes);
-            t.p[k] = scratch[k].bytes;
+            memset(room.tile[k], 0, (size_t)(m->tile_size * m->slots[k].size));
+            t.p[k] = room.tile[k];
         }
-    for (; i < end; i += (kf_i64)t.tiles * KFI_TILE) {
-        const int count = end - i < KFI_TILE ? (int)(end - i) : KFI_TILE;
+    for (; i < end; i += (kf_i64)t.tiles * m->tile_size) {
+        const int count = end - i < m->tile_size ? (int)(end - i) : m->tile_size;
         const kf_i64 plane = i / m->inner, left = (plane + 1) * m->inner - i; /* of the plane */
         const int tiles = kfi_whole(m, left < end - i ? left : end - i);
-        const int whole = i - plane * m->inner + KFI_TILE <= m->inner; /* the tile lies in one plane */
-        if (m->sums && summed >= 0 && (!whole || summed != plane)) kfi_flush_sums(m, &t, block, summed * m->inner, 1 < m->inner && m->inner < KFI_TILE ? (int)m->inner : KFI_TILE);
-        summed = whole && count == KFI_TILE ? plane : -1;
+        const int whole = left >= m->tile_size; /* the tile lies in one plane */
+        if (m->sums && summed >= 0 && (!whole || summed != plane)) kfi_flush_sums(m, &t, block, summed * m->inner, m->tile_size);
+        summed = whole && count == m->tile_size ? plane : -1;
         if (!whole || filled != plane) {
-            for (int k = 0; k < m->slot_count; ++k) {
-                const kfi_slot *s = &m->slots[k];
-                if (s->kind != KFI_SLOT_ROW) continue;
-                const char *base = (const char *)m->operands.of[s->operand].ptr;
-                kf_i64 at = i - plane * m->inner, channel = plane % m->channels;
-                for (int done = 0; base && done < KFI_TILE;) {
-                    const kf_i64 room = m->inner - at;
-                    const int piece = room < KFI_TILE - done ? (int)room : KFI_TILE - done;
-                    kfi_fill(scratch[k].bytes + done * s->size, base + channel * s->size, piece, s->size);
-                    done += piece;
-                    at = 0;
-                    channel = channel + 1 < m->channels ? channel + 1 : 0;
-                }
-            }
-            if (m->derive) m->derive(&t, whole ? KFI_PIECE : KFI_TILE);
-            for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
-                if (m->slots[k].kind == KFI_SLOT_DERIVED) kfi_fill(scratch[k].bytes, (const char *)scratch[k].bytes, KFI_TILE, m->slots[k].size);
+            kfi_fill_channels(m, &t, &room, plane, i - plane * m->inner, whole);
             filled = whole ? plane : -1;
         }
-        const unsigned indirect = kfi_aim(m, &t, scratch, i, count, m->sums ? 1 : tiles, KFI_TILE); /* groups of neighbours: slower */
-        kfi_run_tiles(m, &t, i, KFI_TILE);
-        if (indirect) kfi_finish(m, scratch, indirect, i, count);
+        const unsigned indirect = kfi_aim(m, &t, &room, i, count, m->sums ? 1 : tiles, m->tile_size); /* groups of neighbours: slower */
+        kfi_run_tiles(m, &t, &room, i, m->tile_size);
+        if (indirect) kfi_finish(m, &t, indirect, i, count, m->tile_size);
         if (m->sums && summed < 0) kfi_flush_sums(m, &t, block, i, count);
     }
-    if (m->sums && summed >= 0) kfi_flush_sums(m, &t, block, summed * m->inner, KFI_TILE);
+    if (m->sums && summed >= 0) kfi_flush_sums(m, &t, block, summed * m->inner, m->tile_size);
     if (m->stream) kfi_stream_end();
 }
 
@@ -507,6 +566,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     if (result != KF_SUCCESS) return result;
     m->elements = n;
     m->stream = kfi_streams(m);
+    kfi_size_tiles(m, 0, m->part);
     kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
@@ -528,7 +588,7 @@ KFI_HOST void kfi_sum_partials(void *context, kf_i64 tile)
             else
                 for (int j = 0; j < count; ++j) total[j] += (double)((const float *)(const void *)partial)[j];
         }
-        m->store(m->sum_outputs[k], col, total, count);
+        m->stores[k](m->sum_outputs[k], col, total, count);
     }
 }
 
@@ -564,7 +624,10 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->blocks = m->sums ? kfi_blocks_of(m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : rows, m->elements) : (m->elements + chunk - 1) / chunk;
     if (m->blocks > units) m->blocks = units > 0 ? units : 1;
     m->per_block = (units + m->blocks - 1) / m->blocks;
-    kfi_parallel(m->blocks, m->plane ? kfi_walk_planes : m->cols <= KFI_REPEAT ? kfi_walk_repeat : kfi_walk_columns, m, m->elements >= KF_OMP_MIN);
+    /* Rows of whole parts are as well walked over one by one as repeated on smaller tiles. */
+    const int repeat = !m->plane && m->cols <= KFI_REPEAT && kfi_size_tiles(m, m->cols, m->cols % m->part ? m->part : KFI_TILE);
+    if (!repeat) kfi_size_tiles(m, 0, m->part);
+    kfi_parallel(m->blocks, m->plane ? kfi_walk_planes : repeat ? kfi_walk_repeat : kfi_walk_columns, m, m->elements >= KF_OMP_MIN);
     if (wanted) kfi_parallel((width + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * width >= KF_OMP_MIN);
     return KF_SUCCESS;
 }

@@ -62,10 +62,11 @@ struct kfi_grid {
     kf_i64 slots;      // planes: channels that a tile may touch
 };
 
-// The second stage: the sum over the partial rows, in their order within each of KFI_SUM_GROUPS groups, then over the groups.
+// The second stage: the sum over the partial rows, in their order within each of KFI_SUM_GROUPS groups, then over the groups. Of some
+// gradients of one dtype: a launcher has an array of these where there are more, or several dtypes.
 struct kfi_sums {
     void *partial; // sum k: `parts` rows of `stride` values at partial + k * parts * stride; NULL: no sums are wanted
-    void *out[4];        // NULL is skipped
+    void *out[KFI_MAX_SUM_OUTPUTS]; // NULL is skipped
     kf_i64 parts, count, stride; // stride: count to whole vectors
     kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };

@@ -33,6 +33,7 @@ struct kfi_map {
     int threads;  // of a sum kernel's block, of which an SM holds 1024 / threads
     int sums;     // outputs reduced to rows or channels
     int acc_size; // bytes of their accumulators
+    const unsigned char *runs = nullptr; // how many of them each launch of the second stage adds up; nullptr: it is one
 };
 
 KF_FN kf_i64 kfi_ceil(kf_i64 a, kf_i64 b) { return (a + b - 1) / b; }
@@ -163,6 +164,33 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     return (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
 }
 
+// Whether somebody wants one of the gradients of all runs. Sums that nobody wants need no workspace.
+KF_FN KFI_SMALL bool kfi_sums_wanted(const kfi_sums *s, const unsigned char *runs, int sums)
+{
+    bool wanted = false;
+    for (int run = 0, count; sums > 0; ++run, sums -= count) {
+        count = runs ? runs[run] : sums;
+        for (int k = 0; k < count; ++k) wanted = wanted || s[run].out[k];
+    }
+    return wanted;
+}
+// Launches the second stage, once for each run. s: the first run as the first stage has it, of the others the outputs. bytes: of the
+// partial sums of a gradient. kernels: `apart` from each run's to the next one's.
+KF_FN KFI_SMALL kf_result_t kfi_launch_sums(const kfi_name *name, const kfi_sums *s, const unsigned char *runs, int sums, kf_i64 bytes,
+                                            const void *const *kernels, int apart, kf_i64 blocks, unsigned threads, cudaStream_t stream)
+{
+    kf_result_t result = KF_SUCCESS;
+    for (int run = 0, count, done = 0; result == KF_SUCCESS && done < sums; ++run, done += count) {
+        kfi_sums own = s[0];
+        count = runs ? runs[run] : sums;
+        own.partial = (char *)own.partial + done * bytes;
+        for (int k = 0; k < count; ++k) own.out[k] = s[run].out[k];
+        void *args[] = {&own};
+        result = kfi_launch(name, kernels[run * apart], dim3((unsigned)blocks, (unsigned)count), threads, args, stream);
+    }
+    return result;
+}
+
 // The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
 // what adds up the partial sums, of rows and (channel ops) of planes.
 KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
@@ -176,8 +204,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
-    bool wanted = false; // sums that nobody wants need no workspace
-    for (int k = 0; k < m.sums; ++k) wanted = wanted || s->out[k];
+    const bool wanted = kfi_sums_wanted(s, m.runs, m.sums);
     const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
@@ -214,9 +241,9 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     const unsigned threads = (unsigned)kfi_ceil((kf_i64)g->bx * g->by, 32) * 32;
     result = kfi_launch(&m.name, m.kernels[(plane ? 2 : 0) + !vectors], dim3((unsigned)(parts * tiles)), threads, args, stream);
     if (result != KF_SUCCESS || !wanted) return result;
-    void *sum_args[] = {s};
-    const dim3 blocks((unsigned)(plane ? channels : kfi_ceil(s->count, 4 * KFI_SUM_LANES)), (unsigned)m.sums);
-    return kfi_launch(&m.name, sum_kernels[plane], blocks, plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
+    return kfi_launch_sums(&m.name, s, m.runs, m.sums, parts * (plane ? s->tiles * s->slots : s->stride) * m.acc_size, sum_kernels + plane,
+                           is_channel ? 2 : 1, plane ? channels : kfi_ceil(s->count, 4 * KFI_SUM_LANES),
+                           plane ? KFI_MAP_THREADS : KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
 }
 
 #endif

@@ -677,6 +677,7 @@ struct kfi_row {
     bool per_row;    // some result is one per row
     int layout = KFI_LAYOUT_ROWS;
     int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
+    const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
 };
 
 // Whether a row may have a cluster: all code of this file is for 9.0 or later.
@@ -810,8 +811,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
     if (result != KF_SUCCESS) return result;
     const int sums = m.sums + m.plane_sums;
-    bool wanted = false; // sums that nobody wants need no workspace
-    for (int k = 0; k < sums; ++k) wanted = wanted || s->out[k];
+    const bool wanted = kfi_sums_wanted(s, m.runs, sums);
     kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
     if (groups) kfi_make_pieces(in, pieces, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
@@ -842,9 +842,8 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
         result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,
                             (unsigned)g->cluster);
     if (result != KF_SUCCESS || !wanted) return result;
-    void *sum_args[] = {s};
-    const dim3 sum_blocks((unsigned)kfi_ceil(s->count, 4 * KFI_SUM_LANES), (unsigned)sums);
-    return kfi_launch(&m.name, sum_kernels[0], sum_blocks, KFI_SUM_LANES * KFI_SUM_GROUPS, sum_args, stream);
+    return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels, 1, kfi_ceil(s->count, 4 * KFI_SUM_LANES),
+                           KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
 }
 #endif
 

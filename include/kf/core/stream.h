@@ -48,9 +48,6 @@ KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes) { memcpy(to
 KFI_HOST void kfi_stream_end(void) {}
 #endif
 
-/* Elements of a tile that are computed at a time: so few that the processor goes on computing while they are streamed. */
-#define KFI_PART (KFI_STREAMS ? 128 : KFI_TILE)
-
 /* Hides from the compiler where a pointer points, so that it does not write a loop twice, for either target: it may swap the
    operands of a product in one of them, and with them the sign of a NaN. */
 #if KFI_STREAMS
@@ -64,6 +61,6 @@ KFI_HOST void kfi_stream_end(void) {}
 #else
 #define KFI_ON_A_LINE
 #endif
-#define KFI_STREAM_BUFFER(type, name, pieces) KFI_ON_A_LINE type name[(pieces) * KFI_PART]
+#define KFI_STREAM_BUFFER(type, name, count) KFI_ON_A_LINE type name[count]
 
 #endif

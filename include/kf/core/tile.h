@@ -8,12 +8,15 @@
 #include <string.h>
 
 #include "kf/core/config.h"
+#include "kf/core/limits.h"
 #include "kf/core/math.h"
 
 KFI_C_BEGIN
 
-/* Elements that a walk aims pointers at. What is computed at a time is KFI_PART of them (core/stream.h). */
+/* Elements that a walk aims pointers at. What is computed at a time is a part: so few that the processor goes on computing while they are
+   streamed (core/stream.h), and fewer in an op of many operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
+#define KFI_PART KFI_MAX_PART
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
    which would not be true then. */

@@ -6,18 +6,19 @@
 
 #include "kf/core/config.h"
 #include "kf/core/dtype.h"
+#include "kf/core/limits.h"
 
 typedef int kf_i32;
 
 template <int tag>
 struct kfi_tag {};
 
-// Scalars travel by value: those of an activation here, at most four.
+// Scalars travel by value: those of an activation here.
 struct kfi_scalars_f32 {
-    float v[4];
+    float v[KFI_MAX_ACT_SCALARS];
 };
 struct kfi_scalars_f64 {
-    double v[4];
+    double v[KFI_MAX_ACT_SCALARS];
 };
 
 #ifdef KFI_DEVICE_PASS
