@@ -40,7 +40,8 @@ SCALARS = [f"s{i}" for i in range(limits.SCALARS + 1)]
 MOST = {  # (entry, entry with one more, what is said of it)
     "tensors": [entry(many(n, "elem"), total(n)) for n in (23, 24)] + ["operands: make 25 tensors of the forward: x0, "],
     "gradients that are added up": [
-        entry(['y = { kind = "elem", grad = false }', *many(n, "row", "true")], "y * (" + total(n) + ")") for n in (11, 12)] + ["operands: make 26 tensors of the backward: y, x0, "],
+        entry(['y = { kind = "elem", grad = false }', *many(n, "row", "true")], "y * (" + total(n) + ")") for n in (11, 12)] + [
+            "operands: make 26 tensors of the backward: y, x0, "],
     "values of an element": [entry(
         [f'x{i} = {{ kind = "half", parts = ["u{i}", "w{i}"], grad = false }}' for i in range(n)], " + ".join(f"u{i} * w{i}" for i in range(n)))
         for n in (15, 16)] + ["operands: make 33 values of an element of the forward: u0, w0, "],

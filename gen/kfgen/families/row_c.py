@@ -5,10 +5,16 @@ import functools
 import re
 from dataclasses import replace
 
+from kfgen import limits
 from kfgen.activation import bwd_reads_x
+from kfgen.dtypes import DTYPE
 from kfgen.expr import COLUMN, KEEP, KEEP_SCALE
 from kfgen.families.over_rows_schedule import RowsC
 from kfgen.passes import copy, inlined, picks
+
+STRIP = 64  # KFI_STRIP
+WORDS = 1152  # bytes of a kfi_words
+REST = 512  # bytes of a frame for pointers, and at most as many for values of a row
 
 
 @functools.lru_cache(4096)
@@ -94,6 +100,24 @@ class RowC(RowsC):
         return max(len(plan.names) for plan in self._frame_plans)
 
     @property
+    def _share(self):
+        """Bytes of a frame for what passes leave to others, of each kind that there is: what a strip of each tensor leaves."""
+        strips = sum(s.dtype.size for s in self.k.sources + self.k.stores)
+        strips += sum(self.k.dtype.acc.size for s in self.k.added if s not in self.k.plane_sums)
+        left = limits.FRAME - STRIP * strips - REST - WORDS * self.k.keeps
+        return left // (bool(self.kept_names) + bool(self.k.pieces and self.k.loads))
+
+    @property
+    def held(self):
+        """Columns of a row whose values are kept between passes."""
+        return self._share // (len(self.kept_names) * DTYPE[self.k.dtype.compute].size) // STRIP * STRIP
+
+    @property
+    def gathered(self):
+        """Bytes of a row in pieces that are copied side by side, of each tensor."""
+        return min(16 << 10, self._share // len(self.k.loads) // 512 * 512)
+
+    @property
     def kept_names(self):
         return list(dict.fromkeys(n for plan in self._frame_plans for n in plan.kept))
 
@@ -118,7 +142,11 @@ class RowC(RowsC):
         found |= {n: f"const {T} {n}" for n in values} | {"keep_from": "const uint32_t keep_from", "keep_scale": f"const {T} keep_scale"}
         return {n: text for n, text in found.items() if self.mentions(body, n)}
 
-    def strip_arguments(self, parameters, which):
+    def held_ways(self, parameters):
+        """Where a function over a tile keeps values: of the first columns of a row, then of the others, which it computes again."""
+        return [1, 0] if "kfi_held" in parameters else [0]
+
+    def strip_arguments(self, parameters, which, held=0):
         """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
         tile = {"whole": self.tile, "last": lambda s: f"{s.name}_t", "either": self.strip}[which]
         found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": f"({self.k.compute})i",
@@ -126,7 +154,7 @@ class RowC(RowsC):
         to = "t" if which == "last" else "to"
         found |= {s.name: tile(s) for s in self.k.sources} | {s.name: f"{s.name}_{to}" for s in self.k.stores + self.k.sums}
         found |= {s.name: f"{s.name}_t" for s in self.k.group_sums}
-        found |= {n: f"{n[:-2]}_k + (kfi_held ? i : 0)" for n in parameters if n.endswith("_h")}
+        found |= {n: f"{n[:-2]}_k{' + i' if held else ''}" for n in parameters if n.endswith("_h")} | {"kfi_held": str(held)}
         return ", ".join(found.get(n, n) for n in parameters)
 
     def frame_locals(self, plan, act, names_, body, assigned):

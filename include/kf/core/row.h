@@ -15,7 +15,6 @@
 KFI_C_BEGIN
 
 #define KFI_STRIP 64  /* accumulators of a reduction */
-#define KFI_HELD 8192 /* columns of a row, whose values a pass can leave to a later one; on the stack, so few */
 
 /* In a loop over strips, of its counter: gcc -O3 would put the loops of two strips into one (-floop-unroll-and-jam), which it then does not
    vectorise. */
@@ -125,11 +124,19 @@ KFI_INLINE void kfi_piece_copy(char *to, const char *from, kf_i64 bytes)
 #define KFI_PREFETCH(address) ((void)(address))
 #endif
 /* The first columns of a row in short pieces, as its first pass copied them: the other passes read them side by side. */
-#define KFI_GATHERED 16384 /* bytes */
 typedef struct {
-    kf_i64 start, columns;
-    KFI_ON_A_LINE char bytes[KFI_GATHERED];
+    kf_i64 start, columns, room; /* room: bytes */
+    char *bytes;
 } kfi_gathered;
+KFI_INLINE kfi_gathered kfi_gather(char *bytes, size_t room)
+{
+    kfi_gathered none;
+    none.start = -1;
+    none.columns = 0;
+    none.room = (kf_i64)room;
+    none.bytes = bytes;
+    return none;
+}
 /* `count` columns from i on of the row that begins at element `start`: where they are, or, those that are no strip side by side, a copy. */
 KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
 {
@@ -140,7 +147,7 @@ KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void 
     kf_i64 at = start + kfi_piece_at(m, i), room = kfi_piece_room(m, i, count);
     if (count < KFI_STRIP) memset(tile, 0, (size_t)(KFI_STRIP * size));
     else if (room >= count) return (const char *)from + at * size;
-    else if (i == g->columns && (i + KFI_STRIP) * size <= KFI_GATHERED) {
+    else if (i == g->columns && (i + KFI_STRIP) * size <= g->room) {
         tile = g->bytes + i * size;
         g->columns += KFI_STRIP;
     }
