@@ -137,9 +137,8 @@ def cost(k):
 
 
 def errors(k):
-    found = ["NULL_POINTER", "INVALID_SIZE", "INVALID_VALUE", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
-    if k.refuses:
-        found[1] += " (an axis of 0 too)"
+    found = ["INVALID_SIZE" + (" (an axis of 0 too)" if k.refuses else "")] + (["INVALID_VALUE (of p)"] if k.dropout else [])
+    found += ["NULL_POINTER", "MISALIGNED", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
     return f"Errors: {', '.join(found)}; CUDA also a launch's own."
 
 

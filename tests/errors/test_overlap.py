@@ -14,6 +14,13 @@ def twins(o, other):
     return o["same_as"] == other["name"] or other["same_as"] == o["name"] or (o["same_as"] and o["same_as"] == other["same_as"])
 
 
+def expected(o, other):
+    """What a message asks for: the same pointer only where that would do."""
+    if other["role"] != "in":
+        return "expected outputs that are apart"
+    return "expected the same pointer (in place) or memory apart" if in_place(o, other) else "expected memory apart"
+
+
 def test_overlap(lib, functions):
     """An output that lies partly on an input, on a row operand, on another output or on an output of another shape."""
     for f in functions:
@@ -25,7 +32,7 @@ def test_overlap(lib, functions):
                 # The message is about the later of two outputs.
                 later = max((o, other), key=tensors.index)
                 first, second = (later, o if later is other else other) if other["role"] != "in" else (o, other)
-                words = (first["name"], f"overlaps {second['name']} at", "expected")
+                words = (first["name"], f"overlaps {second['name']} at", expected(first, second))
                 call = Call(lib, f)
                 call.set(**{o["name"]: call.address(other["name"])})
                 if in_place(o, other):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pointers of every function: NULL exactly where the manifest says so, and aligned to their elements."""
 
-from refusals import INVALID_VALUE, NULL_POINTER, POISON, Call, count, item, outputs, sums, tensors_of
+from refusals import MISALIGNED, NULL_POINTER, POISON, Call, count, item, outputs, sums, tensors_of
 
 
 def test_the_valid_call(lib, functions):
@@ -35,7 +35,7 @@ def test_misaligned_to_the_element(lib, functions):
             for shift in {1, item(a) // 2} if item(a) > 1 else ():  # a byte is aligned anywhere
                 call = Call(lib, f)
                 call.set(**{a["name"]: call.address(a["name"]) + shift})
-                call.refuses(INVALID_VALUE, a["name"], f"{a['name']} is 0x", f"expected a pointer aligned to its {item(a)}-byte elements")
+                call.refuses(MISALIGNED, a["name"], f"{a['name']} is 0x", f"expected a pointer aligned to its {item(a)}-byte elements")
 
 
 def test_pointers_come_before_the_workspace(lib, functions):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar arguments of every function: the probability, the state, and those of which any value is right."""
 
-from refusals import FUNCTIONS, INVALID_VALUE, NULL_POINTER, OVERLAP, Call, outputs, tensors_of
+from refusals import FUNCTIONS, INVALID_VALUE, MISALIGNED, NULL_POINTER, OVERLAP, Call, outputs, tensors_of
 
 # What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
 ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overlap", "sum": "test_pointers, test_overlap", "size": "test_sizes",
@@ -35,7 +35,7 @@ def test_state(lib, functions):
             continue
         Call(lib, f).set(state=None).refuses(NULL_POINTER, "state", "state is NULL, expected a pointer to 2 elements")
         call = Call(lib, f)
-        call.set(state=call.address(":state") + 4).refuses(INVALID_VALUE, "state", "state is 0x", "aligned to its 8-byte elements")
+        call.set(state=call.address(":state") + 4).refuses(MISALIGNED, "state", "state is 0x", "aligned to its 8-byte elements")
         Call(lib, f).set(state=None, **{s: 0 for s in f["sizes"]}).accepts("a state that nobody reads")
 
 

@@ -9,6 +9,7 @@ from refusals import (
     FUNCTIONS,
     INVALID_SIZE,
     INVALID_VALUE,
+    MISALIGNED,
     NULL_POINTER,
     OVERLAP,
     SUCCESS,
@@ -88,7 +89,7 @@ def verdict(f, values, workspace_needed):
         if not o.at and not o.nullable and o.elements:
             return NULL_POINTER, o.name
         if o.at % o.size:
-            return INVALID_VALUE, o.name
+            return MISALIGNED, o.name
         for before in operands[:i]:
             out, other = (o, before) if o.out else (before, o)
             if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
@@ -150,4 +151,4 @@ def test_the_model_agrees(lib):
     """And the examples are not all of one kind."""
     met = set()
     agrees(lib, met)
-    assert met == {SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE}
+    assert met == {SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, MISALIGNED, OVERLAP, WORKSPACE}

@@ -23,6 +23,20 @@ def test_fast_math_is_refused_by_each_header(include, tmp_path):
         assert "KF_ALLOW_FAST_MATH" in fails(["gcc", "-std=c11", "-ffast-math", "-fsyntax-only", *flags(include), source])
 
 
+@pytest.mark.parametrize(("command", "header"), [("gcc -std=c90", "kf/kf.h"), ("gcc -std=c99", "kf/ops/add.h"), ("g++ -std=c++14", "kf/kf.h"),
+                                                 ("g++ -std=c++14", "kf/core/math.h"), ("nvcc -std=c++14", "kf/ops/add.cuh")])
+def test_old_standards_are_refused(command, header, include, tmp_path):
+    """In a line, and not in thousands."""
+    compiler, standard = command.split()
+    if compiler == "nvcc" and not NVCC:
+        pytest.skip("no nvcc")
+    [source] = write(tmp_path, {"old.cu" if compiler == "nvcc" else "old.c": f"#include <{header}>\nextern int not_empty;\n"})
+    language = {"gcc": ["-x", "c", "-fsyntax-only"], "g++": ["-x", "c++", "-fsyntax-only"], "nvcc": [ARCH, "-c", "-o", tmp_path / "old.o"]}[compiler]
+    said = fails([compiler, standard, *language, *flags(include), source])
+    first = next(line for line in said.splitlines() if "error" in line)
+    assert "kf: needs C11 or C++17" in first and len(said.splitlines()) < 40, said[:3000]
+
+
 def test_cuda_header_without_nvcc(include, tmp_path):
     [source] = write(tmp_path, {"wrong.cpp": "#include <kf/kf.cuh>\n"})
     said = fails(["g++", "-std=c++17", "-fsyntax-only", *flags(include), source])

@@ -111,14 +111,20 @@ KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin, uintptr_t bytes)
     return (at < other + bytes) & (other < at + o->bytes) & (bytes > 0) & (o->bytes > 0);
 }
 
+/* Whether an output may be the same pointer as tensor j, in place: every element is read before it is written, by the same thread; or it is
+   equal to that output, or that input's next value. */
+KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int j)
+{
+    const int same = (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
+    const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
+    return same & (twins | (((other->flags & KFI_OUT) == 0) & ((out->flags & KFI_KIND) < KFI_ROW)));
+}
+
 /* Whether tensor i is an output that shares memory with tensor j in a way that no call may. */
 KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
 {
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
-    const int same = (out->ptr == other->ptr) & (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
-    const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
-    const int in_place = ((out->flags & KFI_KIND) < KFI_ROW) | twins; /* every element is read before it is written, by the same thread */
-    return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(same & (other->flags & KFI_OUT ? twins : in_place));
+    return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(out->ptr == other->ptr && kfi_may_share(out, other, j));
 }
 
 /* Reads the table of a call's tensors, and refuses what no call may do with them. */
@@ -145,14 +151,15 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
                             (long long)elements);
         if ((uintptr_t)o->ptr & (uintptr_t)(o->size - 1))
-            return kfi_fail(KF_ERROR_INVALID_VALUE, name, kfi_word(arguments->words, i),
+            return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
                             "is %p, expected a pointer aligned to its %d-byte elements", o->ptr, o->size);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
             if (!kfi_clashes(all, out, other)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out), "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
                             (int)strcspn(kfi_word(arguments->words, other), " "), kfi_word(arguments->words, other), all->of[other].ptr,
-                            (all->of[other].flags & KFI_OUT) ? "outputs that are apart" : "the same pointer (in place) or memory apart");
+                            (all->of[other].flags & KFI_OUT) ? "outputs that are apart"
+                            : kfi_may_share(&all->of[out], &all->of[other], other) ? "the same pointer (in place) or memory apart" : "memory apart");
         }
     }
     return KF_SUCCESS;

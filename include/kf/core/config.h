@@ -21,6 +21,16 @@
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 201703L : defined(__cplusplus) ? __cplusplus < 201703L : !defined(__STDC_VERSION__)
+#define KFI_TOO_OLD 1
+#elif !defined(__cplusplus) && __STDC_VERSION__ < 201112L
+#define KFI_TOO_OLD 1
+#endif
+#ifdef KFI_TOO_OLD
+#error "kf: needs C11 or C++17: compile with -std=c11, -std=c++17 or a later one"
+#include "kf: stops here" /* a file that is missing ends the compilation; what would follow are thousands of errors */
+#endif
+
 #ifndef KF_OMP_MIN
 #define KF_OMP_MIN 32768
 #endif

@@ -24,13 +24,35 @@ KF_FN bool kfi_overlaps()
 #endif
 }
 
+// Of a number that several threads may read and write at the same time.
+KF_FN int kfi_read_shared(const int *p)
+{
+#ifdef __GNUC__
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+#else
+    return *(const volatile int *)p;
+#endif
+}
+KF_FN void kfi_write_shared(int *p, int value)
+{
+#ifdef __GNUC__
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+#else
+    *(volatile int *)p = value;
+#endif
+}
+
 // The current device must be the stream's. CUDA itself launches all the same, and the kernel then reads another device's memory.
 // Where there is one device there is nothing to ask; of a stream that is captured nothing may be asked.
 KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t stream)
 {
 #if CUDART_VERSION >= 12080
-    static int devices = 0; // threads that ask at the same time write the same number
-    if (devices == 0 && cudaGetDeviceCount(&devices) != cudaSuccess) return KF_SUCCESS; // the launch says what is wrong
+    static int known = 0; // threads that ask at the same time write the same number
+    int devices = kfi_read_shared(&known);
+    if (devices == 0) {
+        if (cudaGetDeviceCount(&devices) != cudaSuccess) return KF_SUCCESS; // the launch says what is wrong
+        kfi_write_shared(&known, devices);
+    }
     int current = 0, own = 0;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (devices < 2 || cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return KF_SUCCESS;

@@ -15,12 +15,13 @@
 
 #include "kf/core/host.h"
 
-#include <kf/core/dtype.h>
+#include "kf/core/config.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "kf/core/config.h"
+#include "kf/core/dtype.h"
 
 /* Flags under which the words below would give wrong numbers. */
 #if (defined(__FAST_MATH__) || defined(_M_FP_FAST)) && !defined(KF_ALLOW_FAST_MATH)

@@ -16,14 +16,13 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-__attribute__((weak)) int kfi_omp_process;
+__attribute__((weak)) int kfi_omp_process; /* several threads may read and write it at the same time */
 #ifdef __cplusplus
 }
 #endif
-/* At start-up: the program may use OpenMP before kf does. A forked child runs serially, whoever started threads before. */
-__attribute__((constructor, unused)) static void kfi_omp_start(void)
+KFI_ONCE void kfi_omp_start(void)
 {
-    if (!kfi_omp_process) kfi_omp_process = (int)getpid();
+    if (!__atomic_load_n(&kfi_omp_process, __ATOMIC_RELAXED)) __atomic_store_n(&kfi_omp_process, (int)getpid(), __ATOMIC_RELAXED);
 }
 #endif
 
@@ -35,9 +34,17 @@ KFI_HOST void kfi_parallel(kf_i64 count, void (*fn)(void *, kf_i64), void *conte
         return;
     }
 #elif defined(_OPENMP)
-    const int process = (int)getpid();
-    if (parallel && count > 1 && (kfi_omp_process == 0 || kfi_omp_process == process)) {
-        kfi_omp_process = process;
+#ifdef __ELF__
+    /* At start-up, since the program may use OpenMP before kf does: a forked child runs serially, whoever started threads before. A function
+       that is a constructor would be in every unit, this is in those that call one. */
+    static void (*at_start)(void) __attribute__((section(".init_array"))) = kfi_omp_start;
+    __asm__ volatile("" : : "r"(&at_start));
+#else
+    kfi_omp_start();
+#endif
+    const int process = (int)getpid(), before = __atomic_load_n(&kfi_omp_process, __ATOMIC_RELAXED);
+    if (parallel && count > 1 && (before == 0 || before == process)) {
+        __atomic_store_n(&kfi_omp_process, process, __ATOMIC_RELAXED);
 #pragma omp parallel for schedule(static)
         for (kf_i64 i = 0; i < count; ++i) fn(context, i);
         return;

@@ -22,7 +22,12 @@ typedef enum kf_result_t {
     KF_ERROR_UNSUPPORTED = 6,
     KF_ERROR_NO_KERNEL_IMAGE = 7,
     KF_ERROR_CUDA = 8,
-    KF_ERROR_OUT_OF_MEMORY = 9
+    KF_ERROR_OUT_OF_MEMORY = 9,
+    KF_ERROR_MISALIGNED = 10,
+    KF_ERROR_DTYPE = 11,
+    KF_ERROR_SHAPE = 12,
+    KF_ERROR_DEVICE = 13,
+    KF_ERROR_HANDLE = 14
 } kf_result_t;
 
 #if defined(__GNUC__)
@@ -59,6 +64,11 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     case KF_ERROR_NO_KERNEL_IMAGE: return "the program holds no kernel for this GPU; compile for its architecture";
     case KF_ERROR_CUDA: return "a CUDA call failed";
     case KF_ERROR_OUT_OF_MEMORY: return "out of memory";
+    case KF_ERROR_MISALIGNED: return "a pointer is not aligned to its elements";
+    case KF_ERROR_DTYPE: return "a tensor has a dtype that the function does not take";
+    case KF_ERROR_SHAPE: return "tensors have shapes that do not go together";
+    case KF_ERROR_DEVICE: return "a tensor or a stream is of another device";
+    case KF_ERROR_HANDLE: return "a handle is of no object, or of one that is gone";
     }
     return "unknown result code";
 }
