@@ -140,7 +140,8 @@ def test_parts_are_included_by_their_header_alone(files):
 
 # One op and one dtype per template family, small enough to be read in a diff.
 GOLDENS = {"add_relu_f16": ("add", "relu", "f16"), "bias_gelu_bf16": ("bias", "gelu", "bf16"), "batch_norm_f32": ("batch_norm", "none", "f32"),
-           "silu_dropout_f32": ("act_dropout", "silu", "f32")}
+           "silu_dropout_f32": ("act_dropout", "silu", "f32"), "rms_norm_bf16": ("rms_norm", "none", "bf16"),
+           "group_norm_f32": ("group_norm", "none", "f32"), "softmax_f16": ("softmax", "none", "f16"), "sum_f32": ("sum", "none", "f32")}
 
 
 @pytest.mark.parametrize("name", GOLDENS)
