@@ -20,7 +20,7 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 endif
 ifeq ($(origin PYTHON),undefined)
 PYTHON := $(firstword $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p; done) python3)
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done) python3)
 endif
 
 VENV := .venv
@@ -71,7 +71,7 @@ demo: headers cc
 	fi
 
 headers: jinja
-	@mkdir -p build && $(KFGEN) render --out build/include
+	@mkdir -p build && $(KFGEN) render --out build/include --stamp build/headers.stamp
 
 install: $(if $(READY),,jinja)
 ifeq ($(READY),)

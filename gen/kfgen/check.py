@@ -144,7 +144,8 @@ def _activation(act, failures):
         try:
             dref = oracle.act_derivative(act, x, scalars) + 0 * x
         except Exception as e:
-            raise Trouble(f"{place} {'dref' if act.dref else 'ref'}: cannot be differentiated or evaluated: {e}") from None
+            field, fix = ("dref", "") if act.dref else ("ref", "; give the activation a dref")
+            raise Trouble(f"{place} {field}: cannot be differentiated or evaluated: {e}{fix}") from None
         beside = [{"x": x + s * 1e-7 * np.maximum(1.0, np.abs(x)), "dy": 1.0, **scalars} for s in (0.0, -1.0, 1.0)]
         away = np.broadcast_to(_smooth(graph, [y, dx], beside), x.shape)
         kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
@@ -236,7 +237,7 @@ def _map_op(op, act, failures):
     try:
         duals = oracle.reference(op, act, inputs, scalars, keep, 1.25) if gradients else {}
     except Exception as e:
-        raise Trouble(f"{place} ref: cannot be differentiated: {e}") from None
+        raise Trouble(f"{place} ref: cannot be differentiated: {e}; write it with {oracle.known()}") from None
     for name, node in gradients.items():
         got = np.broadcast_to(evaluate(graph, [node], env, np, sp)[0], (POINTS,))
         x = inputs[name]

@@ -4,9 +4,10 @@
 import argparse
 import json
 import os
+import pathlib
 import sys
 
-from kfgen import docs, manifest, package, single, source
+from kfgen import docs, manifest, package, single, source, stamp
 from kfgen import explain as explaining
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
@@ -25,6 +26,8 @@ def build_parser():
     p = add("render", "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones", render)
     p.add_argument("--out", required=True, metavar="DIR", help="the include directory to write into")
     p.add_argument("--depfile", metavar="FILE", help="write a make dependency file")
+    p.add_argument("--stamp", metavar="FILE", help="do nothing if neither what is read nor what was written has changed since FILE was")
+    p.add_argument("--list", action="store_true", help="write nothing: print which files would be, and then from which they are made")
     p.add_argument("--one-file", action="store_true",
                    help="with --spec: DIR/<name>.h and DIR/<name>.cuh instead of a tree, for builds that must know each output")
     choose(p)
@@ -56,7 +59,7 @@ def build_parser():
 def choose(p):
     for what in ("ops", "activations", "dtypes"):
         p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...",
-                       help=f"only these {what}; with --spec, those that are installed")
+                       help=f"only these {what}" + ("" if what == "dtypes" else "; those of --spec are kept always"))
 
 
 def selected(args):
@@ -64,6 +67,9 @@ def selected(args):
     found = [f"{name}: made from {first} and from {second}; rename one of them" for name, first, second in manifest.clashes(selection, user_of(args))]
     if found:
         raise ValueError("\n".join(found[:10]))
+    if not selection.all_kernels():
+        chosen = [f"--{what} {','.join(words)}" for what in ("ops", "activations", "dtypes") if (words := getattr(args, what, None))]
+        raise ValueError(f"no function is left of {', '.join(chosen)}")
     return selection
 
 
@@ -83,15 +89,25 @@ def list_functions(args):
 
 
 def render(args):
+    if args.stamp and (count := stamp.fresh(args)):
+        print(f"kfgen: {count} files are up to date")
+        return 0
     selection, user = selected(args), user_of(args)
+    functions = sum(not user or not (k.op.builtin and a.act.builtin) for k in selection.all_kernels() for a in k.launchers)
+    if not functions:
+        raise ValueError(f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen")
     renderer = Renderer(selection, user)
     files = renderer.render()
     if args.one_file:
         if not user:
             raise ValueError("--one-file is for spec files of your own: give --spec, or use `kfgen single`")
         files = single.own(files, user)
+    if args.list:
+        print(*sorted(files), *renderer.dependencies(), sep="\n")
+        return 0
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
-    functions = sum(not user or not (k.op.builtin and a.act.builtin) for k in selection.all_kernels() for a in k.launchers)
+    if args.stamp:
+        stamp.write(args, [pathlib.Path(args.out) / path for path in files] + ([pathlib.Path(args.depfile)] if args.depfile else []))
     print(f"kfgen: {len(files)} files, {changed} changed, {functions} functions per backend")
     return 0
 
@@ -156,3 +172,7 @@ def main(argv=None):
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, a pager or head, has had enough
         return 0
+    except OSError as e:
+        hint = "; choose a directory of your own, such as $HOME/.local" if isinstance(e, PermissionError) else ""
+        print(f"kfgen: error: {e.filename}: {e.strerror}{hint}", file=sys.stderr)
+        return 1

@@ -150,11 +150,11 @@ def workspace(k):
 
 # ---- the comment -------------------------------------------------------------------------------------------------
 
-def lines(kernel):
-    """At most 16 lines, for a C comment; 19 where there are ten tensors or more."""
+def lines(kernel, whole=False):
+    """At most 16 lines, for a C comment; 19 where there are ten tensors or more. whole: more, with all of the formulas."""
     k = kernel
     found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    if len(found) > 4:
+    if len(found) > 4 and not whole:
         found = found[:3] + ["  ... (kfgen explain prints all of it)"]
     groups = {}  # inputs, then outputs, that have everything in common
     for s in k.inputs + k.outputs:

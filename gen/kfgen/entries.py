@@ -2,6 +2,7 @@
 """What a spec file says, as objects: entries, their fields read one by one, and the names that may be given."""
 
 import ast
+import difflib
 import functools
 import hashlib
 import keyword
@@ -184,21 +185,28 @@ class Fields:
     """The fields of one entry: typed access, and a complaint about what nobody asked for."""
 
     def __init__(self, file, entry, data):
-        self.file, self.entry, self.data, self.left = file, entry, data, set(data)
+        self.file, self.entry, self.data, self.left, self.asked = file, entry, data, set(data), set()
 
     def error(self, field_, problem, fix):
         return SpecError(self.file, self.entry, field_, problem, fix)
 
     def get(self, name, types, default=None, required=False, what=""):
         self.left.discard(name)
+        self.asked.add(name)
         if name not in self.data:
             if required:
-                raise self.error(name, "is missing", f"add {name} = {what}")
+                raise self.missing(name, f"add {name} = {what}")
             return default
         value = self.data[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in (types if isinstance(types, tuple) else (types,))):
             raise self.error(name, f"is {value!r}", f"write {name} = {what}")
         return value
+
+    def missing(self, name, fix):
+        """Where a field has nearly its name, it is that."""
+        known = Activation.__dataclass_fields__.keys() | Op.__dataclass_fields__.keys()
+        near = difflib.get_close_matches(name, self.data.keys() - known, n=1, cutoff=0.75)
+        return self.error(name, "is missing", f"rename `{near[0]}`, which is not a field" if near else fix)
 
     def line(self, name):
         """Text that ends up in a comment."""
@@ -211,11 +219,14 @@ class Fields:
         try:
             return compile(" ".join(text.split()), name, "eval") and text
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
-            raise self.error(name, f"is not a Python expression: {e}", "write it with np, sp (scipy.special) and expit") from None
+            fix = "write one expression, with np, sp (scipy.special) and expit; to use a value twice: (t := a + b, 2 * t)[1]"
+            raise self.error(name, f"is not one Python expression: {e}", fix) from None
 
     def done(self):
         if self.left:
-            raise self.error(sorted(self.left)[0], "is not a field of this entry", "remove it, or correct its spelling")
+            name = sorted(self.left)[0]
+            near = difflib.get_close_matches(name, self.asked - set(self.data), n=1)
+            raise self.error(name, "is not a field of this entry", f"did you mean `{near[0]}`?" if near else "remove it, or correct its spelling")
 
 
 def scalars(f, most, own=()):

@@ -4,7 +4,7 @@
 import pathlib
 import tomllib
 
-from kfgen import manifest
+from kfgen import contract, manifest
 from kfgen.activation import ActCode
 from kfgen.render import ROOT, Renderer, parts
 from kfgen.source import cut, find, kernel_names
@@ -62,7 +62,7 @@ def explain(selection, name, user=None):
         part(f"Spec, {shown(path)}", entry_text(path, section, key))
     f = manifest.function(launcher, user)
     part("Signature", [(f["cpu_signature"] if cpu else f["signature"]) + ";"])
-    part("Contract", k.contract or ["(none)"])
+    part("Contract", contract.lines(k, whole=True))
     both = [kernel for kernel in selection.kernels(k.op) if kernel.dtypes == k.dtypes]
     for kernel in both:
         for target, is_c in (("CUDA", False), ("C", True)):

@@ -29,6 +29,11 @@ UFUNC_RULES = {
 }
 
 
+def known():
+    """The functions that a reference may use where it is differentiated, in words."""
+    return ", ".join(sorted(f"{'np' if hasattr(np, ufunc.__name__) else 'sp'}.{ufunc.__name__}" for ufunc in UFUNC_RULES))
+
+
 class Dual(np.lib.mixins.NDArrayOperatorsMixin):
     """A value and its derivatives with respect to each input."""
 
@@ -39,7 +44,7 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
         if method != "__call__" or kwargs or ufunc not in UFUNC_RULES:
             if method == "__call__" and not kwargs and ufunc.nout == 1 and ufunc.types[0].endswith("?"):
                 return ufunc(*(a.value if isinstance(a, Dual) else a for a in args))
-            raise TypeError(f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know; give the activation a dref")
+            raise TypeError(f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know")
         values = [a.value if isinstance(a, Dual) else a for a in args]
         y = ufunc(*values)
         partials = UFUNC_RULES[ufunc](y, *values)

@@ -78,22 +78,35 @@ def tidy(text, width=100):
     return "\n".join(lines)
 
 
+def _unknown(spec, what, word, known):
+    """What is said of a word that is none of the known ones. The names of functions are often taken for ops."""
+    for op in spec.ops.values() if what == "ops" else ():
+        for act in op.activations:
+            if op.has_act and names.fill(op.pattern, act.name) == word:
+                stem = names.stem(op.pattern)
+                return ValueError(f"--ops: `{word}` is the op {stem} with activation {act.name}: --ops {stem} --activations {act.name}")
+    return ValueError(f"--{what}: `{word}` is not one of: {', '.join(sorted(known))}")
+
+
 class Selection:
-    """What to render: all of it, or the chosen ops (by pattern or stem), activations and dtypes."""
+    """What to render: all of it, or the chosen ops (by pattern or stem), activations and dtypes. A user's own entries are chosen always."""
 
     def __init__(self, spec, ops=None, activations=None, dtypes=None):
-        def choose(wanted, all_, what, key=lambda n: (n,)):
+        def choose(wanted, all_, what, key=lambda n: (n,), own=()):
             if not wanted:
                 return list(all_)
             known = {k: n for n in all_ for k in key(n)}
             for w in wanted:
                 if w not in known:
-                    raise ValueError(f"--{what}: `{w}` is not one of: {', '.join(sorted(known))}")
-            return [n for n in all_ if n in {known[w] for w in wanted}]
+                    raise _unknown(spec, what, w, known)
+            return [n for n in all_ if n in {known[w] for w in wanted} or n in own]
+
+        def own(entries):
+            return {name for name, entry in entries.items() if not entry.builtin}
 
         self.spec = spec
-        self.ops = [spec.ops[p] for p in choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)))]
-        acts = set(choose(activations, spec.activations, "activations")) | {"none"}
+        self.ops = [spec.ops[p] for p in choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)), own(spec.ops))]
+        acts = set(choose(activations, spec.activations, "activations", own=own(spec.activations))) | {"none"}
         self.activations = [a for a in spec.activations.values() if a.name in acts]
         self.dtypes = choose(dtypes, DTYPES, "dtypes")
         self._kernels = {}

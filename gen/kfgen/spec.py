@@ -149,7 +149,8 @@ def _load_op(spec, file, pattern, f, builtin):
     table = f.get("outputs", dict, {}, what='{ name = "expression", ... }')
     table_refs = f.get("refs", dict, {}, what='{ name = "the same in NumPy", ... }')
     if (expr is None) == (not table):
-        raise f.error("expr", "is missing" if expr is None else "stands beside outputs", 'give either expr = "..." or outputs = { name = "..." }')
+        fix = 'give either expr = "..." or outputs = { name = "..." }'
+        raise f.missing("expr", fix) if expr is None else f.error("expr", "stands beside outputs", fix)
     outputs.update(table)
     refs.update(table_refs)
     for name, text in outputs.items():

@@ -92,6 +92,8 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
         run("cmake", "-B", "build", f"-Dkf_DIR={prefix / data}/cmake/kf", cwd=project)
         run("cmake", "--build", "build", cwd=project)
         assert run(project / "build/program") == ways.SAID
+    said = run(MESON, "setup", "wrong", "-Dkf:ops=silu_mul", cwd=project, fails=True)
+    assert "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said and "Traceback" not in said
 
 
 @pytest.mark.level(2)

@@ -19,8 +19,9 @@ FUNCTIONS = selection.gate()
 EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)}
 PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
          "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
-SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY, MISALIGNED, DTYPE, SHAPE, DEVICE, \
-    HANDLE = CODES = range(15)
+CODES = range(15)
+(SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY, MISALIGNED, DTYPE, SHAPE,
+ DEVICE, HANDLE) = CODES
 GAP = 1024  # larger than any tensor here: what is moved onto one touches no other
 POISON = 0xC5
 PROBABILITY, SEED, OFFSET = 0.25, 1, 2
