@@ -134,12 +134,15 @@ def write_package(args):
 def check(args):
     try:
         from kfgen import check as checking
+        from kfgen import notes
     except ImportError as e:
         raise ValueError(f"check needs {e.name}: pip install numpy scipy") from None
     selection = selected(args)
     failures, counts = checking.run(selection)
     for failure in failures:
         print(f"kfgen: {failure}", file=sys.stderr)
+    for note in notes.run(selection) if not failures else ():
+        print(f"kfgen: note: {note}")
     for count in counts:
         print(f"kfgen: {count}")
     return 1 if failures else 0

@@ -180,6 +180,49 @@ def test_ops_without_gradients(tmp_path, capsys):
     assert "[op.no_grad] expr of out against its ref" in capsys.readouterr().err
 
 
+FLOAT32 = """
+[op.naive]
+family = "row"
+brief = "a softmax that overflows"
+operands = { x = "elem" }
+expr = "exp(x) / sum(exp(x))"
+ref = "np.exp(x) / sum(np.exp(x))"
+[op.careful]
+family = "row"
+brief = "one that does not"
+operands = { x = "elem" }
+expr = "e = exp(x - stop(max(x))); e / sum(e)"
+ref = "np.exp(x - max(x)) / sum(np.exp(x - max(x)))"
+[op.versine]
+brief = "what cancels"
+operands = { x = "elem" }
+expr = "1 - cos(x)"
+ref = "2 * np.square(np.sin(x / 2))"
+[op.product]
+brief = "what may be as large as it likes"
+operands = { x = "elem", y = "row" }
+expr = "x * y + exp(x)"
+ref = "x * y + np.exp(x)"
+[activation.log_of_exp]
+brief = "log(1 + exp(x))"
+expr = "log(1 + exp(x))"
+ref = "np.logaddexp(0, x)"
+edges = { nan = "nan" }
+"""
+
+
+def test_notes_on_float32(tmp_path, capsys):
+    """A formula that is right, and overflows or cancels in float32, is said to: the entry, the value and where. It is no error."""
+    path = tmp_path / "mine.toml"
+    path.write_text(FLOAT32)
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+    notes = [line.removeprefix(f"kfgen: note: {path}: ") for line in capsys.readouterr().out.splitlines() if ": note: " in line]
+    assert [n.partition(" where")[0] for n in notes] == [
+        "[activation.log_of_exp] expr overflows in float32", "[op.naive] out is NaN in float32", "[op.naive] gradient dx is NaN in float32",
+        "[op.versine] out loses its digits in float32"], notes
+    assert "where x is about 10000: nan" in notes[1] and "where x is about 0.0001: 0, in float64" in notes[3]
+
+
 def test_points_are_seen():
     """Most of the grid is away from kinks."""
     rng = np.random.default_rng(0)

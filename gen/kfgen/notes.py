@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kfgen check` says of a user's entry that is right in float64 and will not be in float32: where operands are large or small its values
+overflow, are NaN or lose their digits, or its gradients overflow or are NaN (they may lose digits for good reasons, as softmax's that is nearly
+one-hot). Notes, not errors: a formula may be meant for a range.
+"""
+
+import numpy as np
+import scipy.special as sp
+
+from kfgen import families, oracle, passes, row_oracle
+from kfgen.check import COLS, ROWS, SHAPES, direction
+from kfgen.emit import evaluate
+from kfgen.expr import KEEP, KEEP_SCALE, Graph, query_names, row_names, substitute
+
+SCALES = (1e4, -1e4, 1e-4, -1e-4)
+LOST = 1e-3  # of the largest value of a result: single ones may be small because terms that have nothing to do with each other cancel
+LEAST = 1e-30  # smaller ones are as good as 0
+
+
+class _Single:
+    """NumPy with float32 where evaluate() asks for float64."""
+
+    float64 = np.float32
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+
+def run(selection):
+    """Notes on a user's own entries: kf's own are tested in float32."""
+    none = next(a for a in selection.activations if a.name == "none")
+    found = [_activation(a) for a in selection.activations if not a.builtin] + [_op(op, none) for op in selection.ops if not op.builtin]
+    return [note for notes in found for note in notes]
+
+
+def _judge(place, what, at, got, want, digits=True):
+    """At most one note on a result, at the first point that deserves it. digits: whether lost ones do."""
+    got, want = (np.asarray(v, np.float64) for v in np.broadcast_arrays(got, want))
+    with np.errstate(all="ignore"):
+        over = np.isinf(got) & ~(np.abs(want) > np.finfo(np.float32).max)
+        largest = np.max(np.abs(want), initial=0.0, where=np.isfinite(want))
+        lost = digits & np.isfinite(got) & (np.abs(got - want) > LOST * largest + LEAST)
+        bad = np.flatnonzero(np.isnan(got) | over | lost)
+    if not bad.size:
+        return []
+    i = bad[0]
+    how = "is NaN" if np.isnan(got.flat[i]) else "overflows" if over.flat[i] else "loses its digits"
+    return [f"{place} {what} {how} in float32 where {at}: {got.flat[i]:.6g}, in float64 {want.flat[i]:.6g}"]
+
+
+def _first(notes, seen):
+    """Those about what has no note yet."""
+    for what, note in notes:
+        if note and what not in seen:
+            seen[what] = note[0]
+
+
+def _activation(act):
+    seen = {}
+    for scale in SCALES:
+        x = np.float32(scale * np.linspace(0.5, 1.5, 9))
+        with np.errstate(all="ignore"):
+            want = oracle.act_value(act, x.astype(np.float64), act.scalars)
+        _first([("expr", _judge(f"{act.file}: [activation.{act.name}]", "expr", f"x is about {scale:g}", _act(act, x), want))], seen)
+    return list(seen.values())
+
+
+def _act(act, x):
+    graph = Graph()
+    root = act.build(graph, graph.var("x"), {s: graph.var(s) for s in act.scalars})
+    return evaluate(graph, [root], {"x": x} | {s: np.float32(v) for s, v in act.scalars.items()}, _Single(), sp)[0]
+
+
+def _results(op, act, bwd, env, single):
+    """{name: value} of a direction's results, in float32 or in float64."""
+    kernel = direction(op, bwd)
+    if families.of(op).oracle == "rows":
+        graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
+    else:
+        graph = Graph()
+        roots = substitute(kernel.graph, graph, kernel.roots, {}, act=(lambda x: act.build(graph, x, {}), lambda x, dy: act.build_bwd(graph, x, dy, {})))
+    env = {n: np.asarray(v, np.float32) if single and np.asarray(v).dtype == np.float64 else v for n, v in env.items()}
+    names = [part for s in kernel.outputs for part in s.parts]
+    return dict(zip(names, evaluate(graph, roots, env, _Single() if single else np, sp)))
+
+
+def _draws(op, rng, rows):
+    """(what is said of it, inputs): each operand by itself at each scale, the others near 1; and all of them."""
+    own = [o for o in op.operands if o.dtype not in ("i64", "u8")]
+    for scaled in [[o] for o in own] + ([own] if len(own) > 1 else []):
+        for scale in SCALES:
+            inputs = {}
+            for o in op.operands:
+                for n in o.values:
+                    shape = SHAPES[o.kind] if rows else (ROWS * COLS,)
+                    x = rng.uniform(0.5, 1.5, shape) * (scale if o in scaled else rng.choice([-1.0, 1.0], shape))
+                    x = np.abs(x) if o.positive else x
+                    x = rng.integers(0, COLS, shape) if o.dtype == "i64" else rng.random(shape) < 0.7 if o.dtype == "u8" else np.float32(x)
+                    inputs[n] = np.asarray(x, np.float64)
+            yield f"{' and '.join(n for o in scaled for n in o.values)} {'is' if len(scaled) == 1 else 'are'} about {scale:g}", inputs
+
+
+def _op(op, act):
+    if op.types == "pairs" or act not in op.activations:
+        return []
+    place, rows, rng, seen = f"{op.file}: [op.{op.pattern}]", families.of(op).oracle == "rows", np.random.default_rng(3), {}
+    names = row_names(COLS, np) | query_names(ROWS, ROWS // 2, np) if rows else {}
+    for at, inputs in _draws(op, rng, rows):
+        keep = rng.random((ROWS, COLS) if rows else ROWS * COLS) < 0.7
+        env = inputs | op.scalars | names | {KEEP: keep, KEEP_SCALE: 1.25}
+        with np.errstate(all="ignore"):
+            if rows:
+                tapes, _ = row_oracle.reference(op, act, inputs, op.scalars | query_names(ROWS, ROWS // 2, np), None, keep, 1.25)
+                want = {n: t.value for n, t in tapes.items()}
+            else:
+                want = oracle.values(op, act, inputs, op.scalars, keep, 1.25)
+            values = _results(op, act, False, env, True)
+            _first([(n, _judge(place, n, at, values[n], want[n])) for n in op.outputs], seen)
+            if any(o.grad for o in op.operands):
+                before = env | _results(op, act, False, env, False)
+                before |= {f"d{n}": np.float32(rng.standard_normal(np.shape(before[n]))).astype(np.float64) for n in op.outputs}
+                found, sure = (_results(op, act, True, before, single) for single in (True, False))
+                _first([(n, _judge(place, f"gradient {n}", at, found[n], sure[n], digits=False)) for n in found], seen)
+    return list(seen.values())
