@@ -78,7 +78,8 @@ def _results(op, act, bwd, env, single):
         graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
     else:
         graph = Graph()
-        roots = substitute(kernel.graph, graph, kernel.roots, {}, act=(lambda x: act.build(graph, x, {}), lambda x, dy: act.build_bwd(graph, x, dy, {})))
+        inlined = (lambda x: act.build(graph, x, {}), lambda x, dy: act.build_bwd(graph, x, dy, {}))
+        roots = substitute(kernel.graph, graph, kernel.roots, {}, act=inlined)
     env = {n: np.asarray(v, np.float32) if single and np.asarray(v).dtype == np.float64 else v for n, v in env.items()}
     names = [part for s in kernel.outputs for part in s.parts]
     return dict(zip(names, evaluate(graph, roots, env, _Single() if single else np, sp)))
