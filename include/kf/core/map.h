@@ -52,7 +52,7 @@ typedef struct {
 } kfi_slot;
 
 typedef void (*kfi_row_pass)(void *frame); /* a pass over one row (core/row.h) */
-typedef void (*kfi_store_sum)(void *out, kf_i64 i, const double *v, int count);
+typedef void (*kfi_sum_writer)(void *out, kf_i64 i, const double *v, int count);
 
 typedef struct {
     kfi_name name;
@@ -65,7 +65,7 @@ typedef struct {
     const void *scalars;
     const kfi_rng *rng;
     void *const *sum_outputs; /* NULL is skipped */
-    const kfi_store_sum *stores; /* of each, in its dtype */
+    const kfi_sum_writer *stores; /* of each, in its dtype */
     /* set by the walk */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
