@@ -87,6 +87,8 @@ def out_calls(case, data):
 def peer_calls(case, data, args, library=None):
     """{peer: (call, names of its results)}; library: of peers that are no PyTorch, {name: maker}."""
     f, p, found = case.f, DROPOUT[2], {}
+    if not peers.known(f):
+        return {}
     fn, outs = peers.forward(f, case.scalars, maps.torch_dropout(p)), [a["name"] for a in case.outputs]
     gradient = f["bwd"] or f["op"] in getattr(peers.of(f), "ONE_PASS", ())
 
@@ -103,7 +105,7 @@ def peer_calls(case, data, args, library=None):
             if call := out_calls(case, data):
                 found[peer] = call
         elif peer == "compile" and f["bwd"]:
-            if hasattr(peers.of(f), "BACKWARD"):
+            if f["op"] in getattr(peers.of(f), "BACKWARD", {}):
                 closed = compiled(maps.backward(f, case.outputs, case.scalars, maps.random_mask(p) if f["dropout"] else maps.no_drop))
                 found[peer] = (lambda i, g=closed: g(data[i][0])), outs
         elif gradient:

@@ -22,6 +22,11 @@ def of(f):
     return FAMILIES[f["family"]]
 
 
+def known(f):
+    """Whether there is a formula: an op without one is timed beside a copy alone, and compared with float64 by the tests alone."""
+    return f["op"] in of(f).FORWARD
+
+
 def forward(f, scalars, drop):
     """fn: the user's formula as a function of {name: tensor}. Returns a list of results."""
     op, act = of(f).FORWARD[f["op"]], map_family.ACTIVATIONS[f["activation"]]

@@ -93,11 +93,16 @@ def test_readme_is_short():
     assert len(README.read_text().splitlines()) <= 200
 
 
-def test_every_op_is_in_the_table_of_families():
-    table = "\n".join(line for line in README.read_text().splitlines() if line.startswith("| ") and "`" in line)
+def test_the_table_of_families_is_of_ops():
+    """A new op need not be there: docs/reference has all."""
+    section = README.read_text().split("## What is in it")[1].split("\n## ")[0]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("| "))
     shown = re.findall(r"`([a-z0-9_{}]+)`", table)
     ops = {op.pattern for op in specs.load().ops.values()}
-    assert [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown] == []
+    functions = {f"{op.replace('{act}', a)}" for op in ops for a in specs.load().activations}
+    assert [op for op in shown if op not in ops | functions | {"_mean", "_sum"}] == []
+    missing = [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown]
+    assert len(missing) <= 5, f"README no longer gives an idea of what there is: {missing}"
     assert len(set(shown)) == len(shown), "an op stands in one row"
 
 
