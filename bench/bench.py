@@ -198,7 +198,8 @@ def head(args, flags):
     import timing
     cuda = args.backend == "cuda"
     compiler = "nvcc" if cuda else os.environ.get("CC", "gcc")
-    found = {"command": shlex.join(["python3", "bench/bench.py", *sys.argv[1:]]), "set": args.set, "backend": args.backend,
+    said = [word.replace(f"{HERE.parent}/", "") for word in sys.argv[1:]]
+    found = {"command": shlex.join(["python3", "bench/bench.py", *said]), "set": args.set, "backend": args.backend,
              "machine": machine.describe(args.backend, compiler, flags, args.threads), "compile_mode": args.mode, "rounds": args.rounds,
              "method": timing.METHOD if cuda else timing.CPU_METHOD, "data": data.DISTRIBUTION, "outputs": OUTPUTS, "units": UNITS}
     if args.append and args.out and args.out.exists():

@@ -176,10 +176,10 @@ def headline():
     wanted, body = tomllib.loads((HERE / "shapes.toml").read_text())["headline"], []
     for function, *shape in wanted["rows"]:
         files = [which for which in wanted["files"] if (RESULTS / f"{which}.json").exists()]
-        row = next(r for which in files for r in load(which)["rows"] if r["function"] == function and r["sizes"] == shape)
+        which, row = next((w, r) for w in files for r in load(w)["rows"] if r["function"] == function and r["sizes"] == shape)
         compiled = [row["speedup"][p] for p in ("compile", "compile_autograd") if p in row["speedup"]]
         body.append([name(row), sizes(row), amount(row["times"]["kf"]["us"]), f"{row['percent_of_copy']:.0f}",
-                     f"{min(compiled):.2f}" if compiled else "withdrawn"])
+                     f"{min(compiled):.2f}" if compiled else "withdrawn" if load(which).get("withdrawn") else ""])
     return table(["function", "sizes", "time", "% of copy", "× torch.compile"], body, left=2)
 
 
@@ -202,7 +202,7 @@ def slow(most=None):
     return "".join(text)
 
 
-TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, headline, slow)}
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, every, headline, slow)}
 
 
 def filled(text):
