@@ -74,7 +74,8 @@ class MapKernel(Kernel):
     @functools.cached_property
     def rows(self):
         """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
-        and scalars alone, which is computed once per row value instead of once per element."""
+        and scalars alone, which is computed once per row value instead of once per element. Not a condition: it is no number
+        to be stored, what it compares is."""
         row_names = {p for s in self.row_loads for p in s.parts}
         scalars = set(self.scalars)
         row_only = {}
@@ -85,12 +86,19 @@ class MapKernel(Kernel):
             else:
                 used = [a for a in node.args if self.graph.nodes[a].op != "const" and self.graph.nodes[a].value not in scalars]
                 row_only[i] = bool(used) and all(row_only[a] for a in used) and node.op not in ("act", "act_bwd")
-        frontier = []
+        frontier, found = set(), []
+
+        def read(nodes):
+            for i in nodes:
+                if self.graph.is_bool(i):
+                    read(self.graph.nodes[i].args)
+                elif row_only.get(i):
+                    frontier.add(i)
+
         for i in self.graph.reachable(self.roots):
             if not row_only.get(i):
-                frontier += [a for a in self.graph.nodes[i].args if row_only.get(a) and a not in frontier]
-        frontier += [r for r in self.roots if row_only.get(r) and r not in frontier]
-        found = []
+                read(self.graph.nodes[i].args)
+        read(self.roots)
         for i in sorted(frontier):
             node = self.graph.nodes[i]
             found.append((node.value if node.op == "var" else f"row{len(found)}", i))
