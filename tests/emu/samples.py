@@ -21,7 +21,8 @@ FEW = {"flat": [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide",
                   ((0, 3, 4), "normal", 0)],
        "heads": [((2, 3, 5, 64), "special", 0), ((2, 2, 3, 301), "normal", 0), ((3, 1, 2, 30), "wide", 1), ((0, 3, 4, 8), "normal", 0)],
        "groups": [((2, 1, 3, 4, 32), "special", 0), ((1, 7, 3, 5, 9), "normal", 0), ((2, 5, 2, 8, 1), "wide", 1), ((0, 2, 3, 4, 5), "normal", 0)]}
-REDUCED = [((3, 300, 1), "special", 0), ((2, 5001, 1), "normal", 0), ((2, 70, 9), "wide", 1), ((1, 900, 20), "normal", 0), ((0, 7, 3), "normal", 0)]
+REDUCED = [((3, 300, 1), "special", 0), ((2, 5001, 1), "normal", 0), ((2, 70, 9), "wide", 1), ((1, 900, 20), "normal", 0), ((0, 7, 3), "normal", 0),
+           ((3, 60, 64), "normal", 0)]
 
 
 @dataclasses.dataclass

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import cases
-import checks
 import emulator
 import kflib
 import pytest
