@@ -62,6 +62,22 @@ def test_sums_in_any_order_are_refused(words, include, tmp_path):
     passes(["gcc", "-O2", *words.split(), "-fno-associative-math", "-fsyntax-only", *flags(include), source])
 
 
+def test_sums_in_any_order_are_refused_by_older_compilers(include, tmp_path):
+    """gcc before 12 has another macro for it, of more flags. (This one is told to be old.)"""
+    [source] = write(tmp_path, {"fast.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
+    old = ["gcc", "-O2", "-w", "-U__ASSOCIATIVE_MATH__", "-U__GNUC__", "-D__GNUC__=11", "-fsyntax-only", *flags(include), source]
+    passes(old)
+    said = fails([*old, "-funsafe-math-optimizations"])
+    assert "#error" in said and "-fno-associative-math" in said
+
+
+@pytest.mark.parametrize("compiler", ["gcc", pytest.param("clang", marks=CLANG)])
+def test_no_nan_is_refused(compiler, include, tmp_path):
+    [source] = write(tmp_path, {"finite.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
+    assert "KF_ALLOW_FAST_MATH" in fails([compiler, "-ffinite-math-only", "-fsyntax-only", *flags(include), source])
+    passes([compiler, "-ffinite-math-only", "-DKF_ALLOW_FAST_MATH", "-fsyntax-only", *flags(include), source])
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x87 is of x86")
 @pytest.mark.parametrize("words", ["-mfpmath=387", "-mfpmath=both"])
 def test_excess_precision_is_refused(words, include, tmp_path):

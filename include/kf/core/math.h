@@ -24,9 +24,16 @@
 #include "kf/core/dtype.h"
 
 /* Flags under which the words below would give wrong numbers. */
-#if (defined(__FAST_MATH__) || defined(_M_FP_FAST)) && !defined(KF_ALLOW_FAST_MATH)
-#error "kf: -ffast-math breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or with -ffast-math -fno-associative-math and KF_ALLOW_FAST_MATH defined"
+#if !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && __GNUC__ < 12 && !defined(__clang__) && !defined(KF_ALLOW_FAST_MATH)
+#if defined(__GCC_IEC_559) && __GCC_IEC_559 == 0 /* all that an older gcc says of it */
+#define KFI_ANY_ORDER 1
+#endif
 #elif defined(__ASSOCIATIVE_MATH__) && !defined(__clang__)
+#define KFI_ANY_ORDER 1
+#endif
+#if (defined(__FAST_MATH__) || defined(_M_FP_FAST) || __FINITE_MATH_ONLY__ + 0 > 0) && !defined(KF_ALLOW_FAST_MATH)
+#error "kf: -ffast-math (or its -ffinite-math-only) breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or with -ffast-math -fno-associative-math and KF_ALLOW_FAST_MATH defined"
+#elif defined(KFI_ANY_ORDER)
 #error "kf: sums in any order, as of -fassociative-math, -funsafe-math-optimizations, -ffast-math and -Ofast, remove the rounding that kf's math relies on; compile without, or add -fno-associative-math"
 #elif defined(__FLT_EVAL_METHOD__)
 #if __FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2 || (__FLT_EVAL_METHOD__ < 0 && !defined(__clang__))
