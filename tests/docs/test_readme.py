@@ -98,8 +98,9 @@ def test_the_table_of_families_is_of_ops():
     section = README.read_text().split("## What is in it")[1].split("\n## ")[0]
     table = "\n".join(line for line in section.splitlines() if line.startswith("| "))
     shown = re.findall(r"`([a-z0-9_{}]+)`", table)
-    ops = {op.pattern for op in specs.load().ops.values()}
-    functions = {f"{op.replace('{act}', a)}" for op in ops for a in specs.load().activations}
+    spec = specs.load()
+    ops = {op.pattern for op in spec.ops.values()}
+    functions = {op.replace("{act}", a) for op in ops for a in spec.activations}
     assert [op for op in shown if op not in ops | functions | {"_mean", "_sum"}] == []
     missing = [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown]
     assert len(missing) <= 5, f"README no longer gives an idea of what there is: {missing}"
