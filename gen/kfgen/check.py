@@ -10,13 +10,12 @@ import scipy.special as sp
 
 from kfgen import families, oracle, passes, row_oracle
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
+from kfgen.expr import COMPARISONS, KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
 WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
 POINTS = 96
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def run(selection):

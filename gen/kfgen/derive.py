@@ -2,7 +2,7 @@
 """An op's expressions as a graph, and the gradients derived from them."""
 
 from kfgen.entries import names_read
-from kfgen.expr import ELEM, INF, QUERIES, QUERY, ROW, UNIFORM, ExprError, Graph, gradient, parse
+from kfgen.expr import COLUMN, ELEM, INF, QUERIES, QUERY, ROW, ROW_COUNTS, UNIFORM, ExprError, Graph, gradient, parse
 
 
 def in_order(texts):
@@ -18,7 +18,8 @@ def in_order(texts):
 
 
 def _graph(op, reads, levels=None):
-    graph = Graph(levels)
+    whole = {o.name for o in op.operands if o.dtype == "i64"} | set(op.integers) | set(ROW_COUNTS if COLUMN in reads else ())
+    graph = Graph(levels, whole)
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     return graph, env | {name: graph.var(name) for name in (*op.scalars, *reads)}
 

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from kfgen.expr import BOOLEAN, COUNT, KEEP
+from kfgen.expr import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM, KEEP, Graph
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
@@ -24,6 +24,9 @@ class Target:
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
+    whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
+    place: str = ""  # of an element behind the column that `column` stands for
+    near: str = ""  # (a whole number, a column): its place behind that column, as an int
 
     @property
     def ctype(self):
@@ -46,25 +49,26 @@ class Target:
         return text if self.flavour == "f64" else text + "f"
 
 
-def emit(graph, roots, target, env, fixed=(), named=()):
+def emit(graph, roots, target, env, fixed=(), named=(), head=None):
     """(lines that define temporaries, one text per root). A node that is used twice gets a temporary.
 
     env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
-    what that is set to, with {} for the node's text)}.
+    what that is set to, with {} for the node's text)}. head: where to put what is the same for all elements of a loop, and keeps compilers
+    from vectorising it: {its definition: its name}.
     """
     fixed = dict(fixed)
-    order = _needed(graph, roots, fixed)
+    order = _needed(graph, roots, fixed, Graph.compares_whole)
     exact = set(graph.reachable([a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]))
     uses = {i: roots.count(i) for i in order}
     for i in order:
-        for a in () if i in fixed else graph.nodes[i].args:
+        for a in () if i in fixed or graph.compares_whole(i) else graph.nodes[i].args:
             uses[a] += 1
     lines, text = [], {}
     for i in order:
         if i in fixed:
             text[i] = (fixed[i], ATOM)
             continue
-        body, level = _print(graph, i, target, env, text, i in exact)
+        body, level = _print(graph, i, target, env, text, i in exact, head)
         if i in named:
             name, form = named[i]
             lines.append(f"const {target.ctype} {name} = {form.replace('{}', body)};")
@@ -93,19 +97,58 @@ def _is_silu(graph, node):
     return factor.op == "sigmoid" and factor.args[0] == node.args[0]
 
 
-def _needed(graph, roots, fixed):
+def _needed(graph, roots, fixed, is_leaf=lambda graph, i: False):
     seen, stack = set(), list(roots)
     while stack:
         i = stack.pop()
         if i not in seen:
             seen.add(i)
-            stack.extend(() if i in fixed else graph.nodes[i].args)
+            stack.extend(() if i in fixed or is_leaf(graph, i) else graph.nodes[i].args)
     return sorted(seen)
 
 
-def _print(graph, i, target, env, text, exact):
+def _whole(graph, i, target):
+    """A whole number, as one of 64 bits."""
     node = graph.nodes[i]
-    args = [text[a][0] for a in node.args]
+    if node.op == "const":
+        return f"(kf_i64){int(node.value)}"
+    if node.op == "var":
+        return f"({target.whole[COLUMN]} + {target.place})" if node.value == COLUMN else target.whole[node.value]
+    args = [_whole(graph, a, target) for a in node.args]
+    return f"{target.prefix}{'sub' if node.op == 'neg' else node.op}_i64({', '.join(['(kf_i64)0', *args] if node.op == 'neg' else args)})"
+
+
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def _ahead(head, ctype, text):
+    """The name of what is worked out ahead of a loop."""
+    if head is None:
+        return text
+    return head.setdefault(f"const {ctype} {{}} = {text};", f"kfi_ahead{len(head)}")
+
+
+def _compare_whole(graph, i, target, head):
+    """A comparison of whole numbers. Of an element's column with what is the same for its row: of the element's place with that of the
+    other's, an int, which is worked out once for all elements."""
+    op, (a, b) = graph.nodes[i].op, graph.nodes[i].args
+    if graph.nodes[b].value == COLUMN:
+        op, a, b = MIRRORED[op], b, a
+    near = graph.nodes[a].value == COLUMN and graph.level(b) < ELEM
+    texts = [_whole(graph, x, target) for x in (a, b)]
+    if near:
+        texts = [target.place, _ahead(head, "int", f"{target.near}({texts[1]}, {target.whole[COLUMN]})")]
+    if not target.masks:
+        return f"{texts[0]} {COMPARE[op]} {texts[1]}", 0
+    mask = f"{target.prefix}{op}_{'i32' if near else 'i64'}({', '.join(texts)})"
+    if (target.mask_type == "uint64_t") == near:
+        mask = f"{target.prefix}wide({mask})" if near else f"(uint32_t){mask}"
+    return _ahead(head if graph.level(i) < ELEM else None, target.mask_type, mask), ATOM
+
+
+def _print(graph, i, target, env, text, exact, head):
+    node = graph.nodes[i]
+    args = [] if graph.compares_whole(i) else [text[a][0] for a in node.args]
 
     def at(k, level):
         body, own = text[node.args[k]]
@@ -135,6 +178,8 @@ def _print(graph, i, target, env, text, exact):
             return f"kfi_select({text[node.args[0]][0]}, {args[1]}, {args[2]})", ATOM
         case "where":
             return f"({text[node.args[0]][0]} ? {at(1, 1)} : {at(2, 1)})", ATOM
+        case op if op in COMPARISONS and graph.compares_whole(i):
+            return _compare_whole(graph, i, target, head)
         case op if op in COMPARE and target.masks:
             return f"{target.prefix}{op}_{target.words}({', '.join(args)})", ATOM
         case op if op in COMPARE:
@@ -180,7 +225,7 @@ def evaluate(graph, roots, env, np, sp):
         "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
         "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a, "stored": lambda a: a,
         "rowprod": lambda a: np.prod(a, axis=-1, keepdims=True) ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
-        "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), 0.0),
+        "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), np.nan),
         "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
     value = {}
     with np.errstate(all="ignore"):

@@ -148,6 +148,7 @@ class Op:
     builtin: bool
     family: str = "map"
     saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
     updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
     layout: str = ""  # "channels", or as the operands' kinds have it
     reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
@@ -231,14 +232,19 @@ class Fields:
 
 def scalars(f, most, own=()):
     table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
+    found = {}
     for name, value in table.items():
+        whole = isinstance(value, dict) and value.get("kind") == "int" and set(value) == {"kind", "value"}
+        number = value["value"] if whole else value
         if not usable(name) or name in own:
             raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise f.error("scalars", f"{name} is {value!r}", f"give {name} a number; tests use it")
+        if isinstance(number, bool) or not isinstance(number, int if whole else (int, float)):
+            fix = f'give {name} a number; tests use it. A whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}'
+            raise f.error("scalars", f"{name} is {value!r}", fix)
+        found[name] = number if whole else float(number)
     if len(table) > most:
         raise f.error("scalars", f"has {len(table)} entries", f"at most {most} are possible")
-    return {k: float(v) for k, v in table.items()}
+    return found
 
 
 def is_number(text):

@@ -47,7 +47,7 @@ PRIMITIVES = {
     # Without zeros the product over a; with one of them, that one gets the product of the others: PyTorch's prod.
     "rowprod": ("a", {"a": "zeros = sum(where(a == 0, 1, 0)); others = prod(where(a == 0, 1, a)); "
                            "dy * where(a == 0, where(zeros == 1, others, 0), where(zeros > 0, 0, y / a))"}),
-    "pick": ("ab", None),  # a row's value in column b, 0 where there is no such column; differentiated by hand
+    "pick": ("ab", None),  # a row's value in column b, NaN where there is no such column; differentiated by hand
     "stop": ("a", {"a": None}),  # the value without its gradient
     "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
     "lt": ("ab", {}),
@@ -70,7 +70,9 @@ COLUMN = "column"  # the place of an element in its row, from 0 on
 QUERY, QUERIES = "query", "queries"
 INF = "inf"
 ROW_NAMES = (COLUMN, COUNT, PER_COUNT, QUERY, QUERIES, INF)
-BOOLEAN = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
+ROW_COUNTS = (COLUMN, COUNT, QUERY, QUERIES)  # whole numbers
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+BOOLEAN = {*COMPARISONS, "and", "or", "not"}
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 # What takes many instructions on a CPU, and how many times as many as an exponential.
@@ -107,8 +109,10 @@ class Node:
 class Graph:
     """Nodes in the order they are computed: the arguments of nodes[i] all come before i."""
 
-    def __init__(self, levels=None):
-        """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not."""
+    def __init__(self, levels=None, whole=()):
+        """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not. whole: the variables that
+        are whole numbers of 64 bits, such as labels."""
+        self.whole = frozenset(whole)
         self.nodes, self._index, self._level = [], {}, {}
         self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, QUERY: ROW, QUERIES: UNIFORM, **levels}
 
@@ -137,6 +141,18 @@ class Graph:
                 found = ROW if node.op in REDUCTIONS.values() or node.op == "pick" else max(self.level(a) for a in node.args)
             self._level[i] = found
         return self._level[i]
+
+    def is_whole(self, i):
+        """Whether it is a whole number of 64 bits: one, or a sum of such. A number that is written in an expression is one among them."""
+        node = self.nodes[i]
+        if node.op == "const":
+            return abs(node.value) != float("inf") and float(node.value).is_integer()
+        return node.value in self.whole if node.op == "var" else node.op in ("add", "sub", "neg") and all(map(self.is_whole, node.args))
+
+    def compares_whole(self, i):
+        """Whether it is a comparison of whole numbers, which takes them as they are; all else takes them as numbers of its dtype."""
+        node = self.nodes[i]
+        return node.op in COMPARISONS and all(map(self.is_whole, node.args)) and any(self.variables([a]) for a in node.args)
 
     def is_bool(self, i):
         return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP

@@ -56,6 +56,7 @@ class Launcher:
         """The public signature but for the stream, in order."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
         found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
+        found += [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         if k.dropout:
             found.append(Argument(f"{scalar} ", "p", "probability"))
@@ -81,7 +82,7 @@ class Launcher:
     def run_arguments(self):
         """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
         k = self.kernel
-        found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
+        found = [a.name for a in k.tensor_arguments] + k.sizes + list(k.integers) + k.scalars
         if k.dropout:
             found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "nullptr"]
         found += [a.name for a in k.workspace_arguments] + ["stream"]
@@ -100,13 +101,15 @@ class Launcher:
 class Argument:
     ctype: str  # as it stands before the name
     name: str
-    role: str  # in, out, size, scalar, act_scalar, probability, seed, offset, state, workspace
+    role: str  # in, out, size, integer, scalar, act_scalar, probability, seed, offset, state, workspace
 
 
 class Kernel:
     """One direction of an op for its dtypes: what is computed, and of which tensors. How, its schedules say: `cuda` and `c`."""
 
+    integers = ()  # scalars that are whole numbers of 64 bits
     layout = ""  # how the rows of an op over rows lie
+    columns = ()  # names of operands that are numbers of columns
     picked = ()  # operands of which nothing is read but a row's value in one column
     refuses = False  # whether an axis without elements is an error
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there is no workspace
@@ -235,6 +238,11 @@ class Kernel:
     @property
     def title(self):
         return self.op.brief + (", gradients" if self.bwd else "")
+
+    @property
+    def used_integers(self):
+        read = self.graph.variables(self.roots)
+        return [s for s in self.integers if s in read]
 
     @property
     def used_scalars(self):

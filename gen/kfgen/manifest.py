@@ -33,7 +33,7 @@ def function(launcher, user=None):
         "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
         "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
         "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
-        "scalars": {s: defaults[s] for s in k.scalars + list(act.scalars)},
+        "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars]},
         "workspace": k.workspace if k.scratch else None, "cpu_workspace": k.cpu_workspace if k.scratch else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",

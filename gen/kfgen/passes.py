@@ -48,6 +48,7 @@ class Pass:
     sums: dict  # value of a gradient that is summed over the rows: its text, where it needs no later pass
     first: int  # reductions of the passes before
     keeps: list  # values of an element that a later pass takes from here
+    head: list  # statements ahead of the loop over elements
 
     @property
     def codes(self):
@@ -64,6 +65,7 @@ class Program:
     texts: dict  # value of an output: its text
     names: list  # of a row's values that are computed
     kept: list  # of an element's values that are kept between passes
+    head: list  # statements ahead of the loop over the last pass's elements
     groups: "Program" = None  # gradients that are added up over a channel's elements of a row
 
     def listing(self):
@@ -83,7 +85,7 @@ class Program:
 
 def copy(graph, roots, replaced, act=None):
     """(a graph, its roots): without `stop`, nodes in `replaced` as the variables they name, activations by `act` (substitute)."""
-    target = Graph(dict(graph.levels))
+    target = Graph(dict(graph.levels), graph.whole)
     target.levels |= {name: graph.level(node) for node, name in replaced.items()}
     new = {}
     for i in graph.reachable(roots):
@@ -146,7 +148,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
             depth[i] = stage[i] + 1
     # Values of a row that the elements' code reads, or that are results.
     wanted = {a for i in reach if graph.level(i) == ELEM or i in stage or graph.is_bool(i)  # conditions have no place of their own
-              for a in graph.nodes[i].args if graph.level(a) == ROW and not graph.is_bool(a)}
+              if not graph.compares_whole(i) for a in graph.nodes[i].args if graph.level(a) == ROW and not graph.is_bool(a)}
     wanted |= {i for i in nodes if graph.level(i) == ROW}
     wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
     name = {i: f"row{k}" for k, i in enumerate(wanted)}
@@ -176,16 +178,17 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
 
     def code(d):
         own = {i: (n, "{}" if home[i] == d else keep.replace("name", n)) for i, n in kept.items()}
-        lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own)
-        return lines, texts, named(work[d], done[d])
+        head = {} if target.masks else None
+        lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own, head=head)
+        return lines, texts, named(work[d], done[d]), [text.replace("{}", n) for text, n in (head or {}).items()]
 
     passes, first = [], 0
     for d in range(count):
-        lines, texts, read = code(d)
+        lines, texts, read, head = code(d)
         reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip([i for i in reach if stage.get(i) == d], texts)]
         keeps = [n for i, n in kept.items() if home[i] == d]
-        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps))
+        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps, head))
         first += len(terms[d])
-    lines, texts, read = code(count)
+    lines, texts, read, head = code(count)
     found = dict(zip(last, texts)) | {n: spelled.get(i, env.get(graph.nodes[i].value, "")) for n, i in roots.items() if graph.level(i) == ROW}
-    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()))
+    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()), head)

@@ -74,7 +74,7 @@ class Cuda:
     @property
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
-        found += [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
+        found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
         if self.k.dropout:
             found += [f"{self.k.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]

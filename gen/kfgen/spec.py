@@ -140,6 +140,9 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
     family = FAMILIES[word]
     given = scalars(f, limits.SCALARS)
+    integers = tuple(name for name, value in given.items() if isinstance(value, int))
+    if integers and not family.integers:
+        raise f.error("scalars", f"`{integers[0]}` is a whole number, which family {family.name!r} does not take", "give it a number alone")
     operands = _operands(f, given, family)
     outputs, refs = {}, {}
     expr = f.get("expr", str, what='"an expression of the operands"')
@@ -170,7 +173,7 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
         pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=given, refs=refs, family=family.name,
-        saved=saved, updates=updates, grads=grads, layout=f.get("layout", str, "", what='"channels"'),
+        integers=integers, saved=saved, updates=updates, grads=grads, layout=f.get("layout", str, "", what='"channels"'),
         empty=f.get("empty", str, "value", what='"value" or "error"'),
         brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),

@@ -40,11 +40,11 @@ def value_of(graph, root, env):
 
 
 def test_pick():
-    """A row's value in a column: 0 where there is none; its gradient is that element's alone, and of a row operand each column's sum."""
+    """A row's value in a column: NaN where there is none; its gradient is that element's alone, and of a row operand each column's sum."""
     graph, names, root = build("pick(x, r) * pick(w, r)")
     env = draw() | {"r": np.array([[2.0], [-1.0], [COLS]])}
     x, w = env["x"], env["w"]
-    np.testing.assert_array_equal(value_of(graph, root, env), [[x[0, 2] * w[2]], [0.0], [0.0]])
+    np.testing.assert_array_equal(value_of(graph, root, env), [[x[0, 2] * w[2]], [np.nan], [np.nan]])
     graph.levels["dy"] = ROW
     found = gradient(graph, {root: graph.var("dy")}, [names["x"], names["w"]])
     for name, other in (("x", w[2]), ("w", x[0, 2])):

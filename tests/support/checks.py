@@ -144,7 +144,7 @@ class Layout:
         self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
         self.rows = f["family"] != "map"
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
-        self.scalars = {k: float(self.scalar_type(v)) for k, v in f["scalars"].items()}
+        self.scalars = {k: v if isinstance(v, int) else float(self.scalar_type(v)) for k, v in f["scalars"].items()}
         alias = dict(inplace)
         self.place, at = places(f, sizes, shift, alias)
         self.data = {}

@@ -13,6 +13,8 @@ def literal(f, a):
     """An argument of a call that is not a tensor, as C."""
     if a["name"] in f["sizes"]:
         return f"n[{f['sizes'].index(a['name'])}]"
+    if a["role"] == "integer":
+        return repr(f["scalars"][a["name"]])
     if a["name"] in f["scalars"]:
         return repr(float(f["scalars"][a["name"]])) + ("" if a["ctype"] == "double" else "f")
     return {"probability": "0.25f" if a["ctype"] == "float" else "0.25", "seed": "11", "offset": "12", "state": "state",

@@ -12,6 +12,7 @@ class Family:
     kinds = ()  # of operands, as a spec names them
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
     names = ()  # what its generated code calls its own: refused to operands
+    integers = False  # whether scalars may be whole numbers of 64 bits
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
 
     def dtypes(self, kind, grad):

@@ -61,6 +61,8 @@ class RowsKernel(Kernel):
                     self.outputs.append(Tensor(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in SUMMED else "out",
                                                (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
+        # Operands that are numbers of columns.
+        self.columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
         self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
         for s, root in zip(self.outputs, self.roots):
             s.exprs = [root]
@@ -75,7 +77,8 @@ class RowsKernel(Kernel):
         for s in self.inputs:
             s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
         self.streams = self.inputs + self.outputs
-        self.scalars = [s for s in op.scalars if s in read or not self.bwd]
+        self.scalars = [s for s in op.scalars if s not in op.integers and (s in read or not self.bwd)]
+        self.integers = [s for s in op.integers if s in read or not self.bwd]
         self.keeps = KEEP in read
         named = {s.name: s for s in self.inputs}
         picked = picks(self.graph, self.roots)
@@ -142,6 +145,15 @@ class RowsKernel(Kernel):
 
     def index(self, stream):
         return self.streams.index(stream)
+
+    def value_type(self, s):
+        """In which a row's value is held: whole numbers are themselves."""
+        return "kf_i64" if s.dtype.word == "i64" else self.compute
+
+    def value_env(self, spelled):
+        """{value of a row: how it is read as a number}. spelled: as it is held, with {} for its name."""
+        return {s.name: f"(({self.compute}){text})" if s.dtype.word == "i64" else text
+                for s, text in ((s, spelled.format(s.name)) for s in self.values)}
 
     @property
     def compute(self):

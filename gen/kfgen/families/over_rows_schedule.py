@@ -24,13 +24,13 @@ class RowsCuda(Cuda):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.sources + self.k.values + self.k.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores + self.k.results_of_rows]
         found += [f"{self.geometry} {self.geometry_name}"] + (["kfi_sums sums"] if self.k.added else [])
-        found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
+        found += [f"kf_i64 {s}" for s in self.k.used_integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + ([f"{self.k.scalar_struct} scalars"] if self.k.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.sources + self.k.values + self.k.picked + self.k.stores + self.k.results_of_rows]
-        found += [self.geometry_name] + (["sums"] if self.k.added else []) + self.k.used_scalars
+        found += [self.geometry_name] + (["sums"] if self.k.added else []) + self.k.used_integers + self.k.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + (["scalars"] if self.k.has_act else []))
 
     @property

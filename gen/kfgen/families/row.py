@@ -50,6 +50,7 @@ class Row(OverRows):
              "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
+    integers = True
     reads = (COLUMN, COUNT, QUERY, QUERIES)
     own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "held", "inside", "kept", "leap", "limit", "loops",
                  "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "start", "there", "walk", "way", "whole")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kfgen import limits
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE
-from kfgen.expr import COLUMN, KEEP, KEEP_SCALE
+from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 from kfgen.families.over_rows_schedule import RowsC
 from kfgen.passes import copy, inlined, picks
 
@@ -67,9 +67,14 @@ class RowC(RowsC):
         if self.k.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
-        env = {s.name: f"{s.name}_j" for s in self.k.sources} | {s.name: f"{s.name}_i" for s in self.k.values + self.k.picks}
+        T = self.k.compute
+        env = {s.name: f"{s.name}_j" for s in self.k.sources} | {s.name: f"{s.name}_i" for s in self.k.picks}
+        env |= self.k.value_env("{}_i") | {s: f"(({T}){s})" for s in self.k.integers} | {QUERY: f"(({T})query)"}
+        whole = {s.name: f"{s.name}_i" for s in self.k.values} | {s: s for s in self.k.integers}
+        target = replace(target, whole=whole | {COLUMN: "column", QUERY: "query", COUNT: "kfi_cols", QUERIES: "kfi_queries"}, place="j",
+                         near="kfi_cpu_near")
         keep = "kfi_cpu_keep(keep[j], keep_from)"
-        env |= {COLUMN: f"(column + ({self.k.compute})j)", KEEP_SCALE: "keep_scale",
+        env |= {COLUMN: f"(({T})column + ({T})j)", KEEP_SCALE: "keep_scale",
                 KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
         # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
         hold = "" if self.k.has_act else "kfi_held ? name_h[j] : {}"
@@ -86,9 +91,10 @@ class RowC(RowsC):
 
     @property
     def frame_values(self):
-        """Values of a row that the walk works out."""
-        found = [f"{s.name}_i" for s in self.k.values + self.k.picks] + (["query"] if self.k.reads_query else [])
-        return found + [name for name, _, _ in self.k.counts]
+        """{value of a row that the walk works out: its type}."""
+        T = self.k.compute
+        found = {f"{s.name}_i": self.k.value_type(s) for s in self.k.values} | {f"{p.name}_i": T for p in self.k.picks}
+        return found | ({"query": "kf_i64"} if self.k.reads_query else {}) | {name: T for name, _, _ in self.k.counts}
 
     @property
     def _frame_plans(self):
@@ -133,13 +139,15 @@ class RowC(RowsC):
     def strip_parameters(self, plan, act, names_, body):
         """{name: declaration} of what the text of a function over a tile mentions. names_: of the row's computed values."""
         T, acc = self.k.compute, self.k.dtype.acc.ctype
-        found = {"left": "const int left", "column": f"const {T} column", "keep": "const uint16_t *keep"}
+        found = {"left": "const int left", "column": "const kf_i64 column", "keep": "const uint16_t *keep"}
         found |= {s.name: f"const {s.ctype} *{s.name}" for s in self.k.sources}
         found |= {f"{r.name}_a": f"{T} *{r.name}_a" for p in plan.passes for r in p.reductions}
         found |= {s.name: f"{s.ctype} *{s.name}" for s in self.k.stores} | {s.name: f"{acc} *{s.name}" for s in self.k.sums + self.k.group_sums}
         found |= {"kfi_held": "const int kfi_held"} | {f"{n}_h": f"{T} *{n}_h" for n in plan.kept}
-        values = [*self.frame_values, *names_, *(s for s, _ in self.scalars(act, plan))]
-        found |= {n: f"const {T} {n}" for n in values} | {"keep_from": "const uint32_t keep_from", "keep_scale": f"const {T} keep_scale"}
+        values = self.frame_values | dict.fromkeys((*names_, *(s for s, _ in self.scalars(act, plan))), T)
+        values |= dict.fromkeys((*self.k.integers, "kfi_cols", "kfi_queries"), "kf_i64")
+        values |= {"keep_from": "uint32_t", "keep_scale": T}
+        found |= {n: f"const {kind} {n}" for n, kind in values.items()}
         return {n: text for n, text in found.items() if self.mentions(body, n)}
 
     def held_ways(self, parameters):
@@ -149,7 +157,7 @@ class RowC(RowsC):
     def strip_arguments(self, parameters, which, held=0):
         """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
         tile = {"whole": self.tile, "last": lambda s: f"{s.name}_t", "either": self.strip}[which]
-        found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": f"({self.k.compute})i",
+        found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": "i",
                  "keep": "kfi_strip_words(words, row * cols + i)"}
         to = "t" if which == "last" else "to"
         found |= {s.name: tile(s) for s in self.k.sources} | {s.name: f"{s.name}_{to}" for s in self.k.stores + self.k.sums}
@@ -161,6 +169,8 @@ class RowC(RowsC):
         """What the text of a function over a row mentions, taken from its frame."""
         T, acc = self.k.compute, self.k.dtype.acc.ctype
         found = {"m": "const kfi_cpu_map *m = kfi_f->m;", "cols": "const kf_i64 cols = kfi_f->m->cols;"}
+        found |= {"kfi_cols": "const kf_i64 kfi_cols = kfi_f->m->cols;", "kfi_queries": "const kf_i64 kfi_queries = kfi_f->m->queries;"}
+        found |= {s: f"const kf_i64 {s} = kfi_f->m->integers[{i}];" for i, s in enumerate(self.k.integers)}
         found |= {n: f"const kf_i64 {n} = kfi_f->{n};" for n in ("row", "channel", "kfi_start", "kfi_shared")}
         found |= {s.name: f"const {s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.frame_sources}
         found |= {s.name: f"{s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.k.stores + self.k.results_of_rows}
@@ -171,7 +181,7 @@ class RowC(RowsC):
         found |= {f"{s.name}_n": f"kfi_channel *{s.name}_n = &kfi_f->{s.name}_n;" for s in self.k.sources + self.k.group_sums}
         found |= {f"{s.name}_g": f"kfi_gathered *{s.name}_g = &kfi_f->{s.name}_g;" for s in self.k.loads}
         found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {"words": "kfi_words *words = &kfi_f->words;"}
-        found |= {n: f"const {T} {n} = kfi_f->{n};" for n in [*self.frame_values, "keep_scale"]}
+        found |= {n: f"const {kind} {n} = kfi_f->{n};" for n, kind in (self.frame_values | {"keep_scale": T}).items()}
         found |= {"keep_from": "const uint32_t keep_from = kfi_f->keep_from;"}
         found |= {s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];" for s, i in self.scalars(act, plan)}
         found |= {n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];" for i, n in enumerate(names_)}
@@ -216,16 +226,16 @@ class RowC(RowsC):
         return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 
     def pick_value(self, pick):
-        """A row's value in a column: 0 where there is no such column."""
+        """A row's value in a column: NaN where there is no such column."""
         s, at = pick.source, f"{pick.column.name}[row]"
         start = "row * cols + " if s.kind == "elem" else ""
         text = f"{s.name}[{start}{at}]"
         text = f"kfi_cpu_load_{s.dtype.word}({text})" if s.dtype.size == 2 else f"({self.k.compute}){text}"
         text = f"({s.name} ? {text} : {s.absent:g})" if s.absent is not None else text
-        return f"{at} >= 0 && {at} < cols ? {text} : 0"
+        return f"{at} >= 0 && {at} < cols ? {text} : ({self.k.compute})NAN"
 
     def value(self, s):
         """A row's value; a number in place of what is absent or not read."""
         of = f"{s.name}[{'channel' if s.kind == 'channel' else 'row'}]"
-        text = f"kfi_cpu_load_{s.dtype.word}({of})" if s.dtype.size == 2 else f"({self.k.compute}){of}"
+        text = f"kfi_cpu_load_{s.dtype.word}({of})" if s.dtype.size == 2 else f"({self.k.value_type(s)}){of}"
         return f"{s.name} ? {text} : {s.absent or 0:g}" if s.absent is not None or s.reads == "act" else text

@@ -2,8 +2,9 @@
 """The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or walked in passes."""
 
 import functools
+from dataclasses import replace
 
-from kfgen.expr import COLUMN, KEEP, KEEP_SCALE, TRANSCENDENTAL
+from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import copy, picks, stored
 from kfgen.schedule import STATIC_SHARED, Instance
@@ -18,11 +19,16 @@ class RowCuda(RowsCuda):
 
     @functools.cached_property
     def program(self):
-        env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {s.name: f"{s.name}_i[0]" for s in self.k.values + self.k.picks}
-        env |= {COLUMN: "(column + e)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
+        T = self.k.compute
+        env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {s.name: f"{s.name}_i[0]" for s in self.k.picks}
+        env |= self.k.value_env("{}_i[0]") | {s: f"(({T}){s})" for s in self.k.integers}
+        env |= {COLUMN: f"(({T})(column + e))", QUERY: f"(({T})query)", KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         graph, roots = copy(self.k.graph, self.k.roots, picks(self.k.graph, self.k.roots))
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
-        return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, self.rows_target, env,
+        whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
+        whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
+        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<held>")
+        return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, target, env,
                             [s.name for s in self.k.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
 
     @property

@@ -63,6 +63,7 @@ typedef struct {
     kfi_tile_fn tile;
     void (*derive)(const kfi_tile *t, int width); /* derived row values from row values, 16 at a time; NULL: there are none */
     const void *scalars;
+    const kf_i64 *integers; /* scalars that are whole numbers */
     const kfi_rng *rng;
     void *const *sum_outputs; /* NULL is skipped */
     const kfi_sum_writer *stores; /* of each, in its dtype */

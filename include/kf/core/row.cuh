@@ -315,6 +315,14 @@ KFI_DEVICE kf_i64 kfi_line_row(const kfi_line &g, kf_i64 turn)
     return (batch * (kf_i64)g.channels.d + turn - unit * (kf_i64)g.channels.d) * (kf_i64)g.queries.d + unit - batch * (kf_i64)g.queries.d;
 }
 // A thread's s-th vector: elements from its first one to there, and that there are from there on. What is held is short: an int.
+// A column, or what is compared with columns, as a place behind column `from`: those that are no place of a vector, and what lies beyond
+// them, are before it or behind it. A row that is held has few columns: a is cut to 30 bits once a row.
+template <int held> KFI_DEVICE int kfi_near(kf_i64 a, kf_i64 from)
+{
+    if (held) return (a < -1 ? -1 : a > 0x3fffffff ? 0x3fffffff : (int)a) - (int)from;
+    return a < from ? -1 : a - from > 16 ? 16 : (int)(a - from);
+}
+
 template <int held> KFI_DEVICE kf_i64 kfi_line_off(int s, int step) { return held ? (kf_i64)(s * step) : (kf_i64)s * step; }
 template <int held> KFI_DEVICE kf_i64 kfi_line_left(kf_i64 room, int s, int step)
 {

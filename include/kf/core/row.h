@@ -53,6 +53,10 @@ KFI_FOLD(max_f64, double, -(double)INFINITY, kfi_cpu_max_f64)
 KFI_FOLD(min_f32, float, (float)INFINITY, kfi_cpu_min_f32)
 KFI_FOLD(min_f64, double, (double)INFINITY, kfi_cpu_min_f64)
 
+/* A column, or what is compared with columns, as a place behind column `from`: those that are no place of a strip, and what lies beyond them,
+   are before it or behind it. */
+KFI_INLINE int kfi_cpu_near(kf_i64 a, kf_i64 from) { return a < from ? -1 : a - from > KFI_STRIP ? KFI_STRIP : (int)(a - from); }
+
 /* What is left of a row, as a tile; NULL stays NULL. */
 KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
 {

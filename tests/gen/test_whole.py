@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole numbers of 64 bits: what the generator takes for one, and the scalars that are."""
+
+import kflib
+import pytest
+from kfgen import spec
+from kfgen.expr import Graph, parse
+
+FUNCTIONS = kflib.manifest()["functions"]
+
+
+@pytest.mark.parametrize("text, whole", [
+    ("label == 3", True), ("column < label", True), ("column - 1 <= label + 2", True), ("-label >= column", True), ("label == 0.5", False),
+    ("label * 2 == column", False), ("x > 0", False), ("x == label", False), ("1 < 2", False)])
+def test_comparisons(text, whole):
+    graph = Graph({"label": 1}, ("label", "column"))
+    node = parse(graph, f"where({text}, x, 0)", {n: graph.var(n) for n in ("x", "label", "column")})
+    assert graph.compares_whole(graph.nodes[node].args[0]) == whole
+
+
+def test_signatures():
+    """ignore_index is a whole number wherever it is, before the scalars that are none."""
+    found = [f for f in FUNCTIONS if any(a["name"] == "ignore_index" for a in f["arguments"])]
+    assert {f["op"] for f in found} == {"cross_entropy", "cross_entropy_with_grad", "cross_entropy_weighted", "nll"}
+    for f in found:
+        names = [a["name"] for a in f["arguments"]]
+        assert "int64_t cols, int64_t ignore_index" in f["signature"] and "int64_t cols, int64_t ignore_index" in f["cpu_signature"]
+        assert names[names.index("cols") + 1] == "ignore_index" and f["scalars"]["ignore_index"] == -100
+
+
+ENTRY = """
+[op.own]
+family = "{family}"
+brief = "own"
+operands = {{ x = "elem" }}
+scalars = {{ knee = {scalar} }}
+expr = "{expr}"
+ref = "{expr}"
+"""
+
+
+@pytest.mark.parametrize("family, scalar, said", [
+    ("map", '{ kind = "int", value = 1 }', "`knee` is a whole number, which family 'map' does not take"),
+    ("reduce", '{ kind = "int", value = 1 }', "`knee` is a whole number, which family 'reduce' does not take"),
+    ("row", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"), ("row", '{ kind = "int" }', "knee is {'kind': 'int'}"),
+    ("row", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}")])
+def test_scalars_that_are_refused(tmp_path, family, scalar, said):
+    path = tmp_path / "mine.toml"
+    path.write_text(ENTRY.format(family=family, scalar=scalar, expr="x * knee" if family == "map" else "sum(x) * knee"))
+    with pytest.raises(spec.SpecError) as caught:
+        spec.load([path])
+    assert f"{path}: [op.own] scalars: {said}" in str(caught.value) and "\n  fix: " in str(caught.value)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses whose labels are the numbers of columns: whole numbers of 64 bits, of which some are of no column."""
+
+import kflib
+import numpy as np
+
+OPS = ("cross_entropy", "cross_entropy_with_grad", "nll", "cross_entropy_weighted")
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] in OPS and f["dtypes"] == ["f32"]]
+assert {f["op"] for f in FUNCTIONS} == set(OPS)
+# Whole numbers in comparisons of every shape, and as numbers among floats.
+OWN = """
+[op.windowed]
+family = "row"
+brief = "the elements of a window, the row's sum beside it"
+operands = { x = "elem", label = { kind = "per_row", dtype = "i64", grad = false } }
+scalars = { reach = { kind = "int", value = 3 }, factor = 0.5 }
+expr = '''
+s = sum(x); t = where(column - 1 <= label + reach or label == reach, x * factor, s)
+t + where(count - reach > column, column / 4, reach * factor)'''
+ref = '''
+(np.where((column - 1 <= label + reach) | (label == reach), x * factor, sum(x))
+    + np.where(count - reach > column, column / 4, reach * factor))'''
+"""
+BEYOND = (-1, -(2**62), -(2**63), 2**62, 2**63 - 1, 2**32, -(2**32) + 1)  # and the number of columns
+
+
+def call(lib, f, x, labels, ignored):
+    """{output: array} of the function; its other inputs are ones (a saved lse is x's)."""
+    rows, cols = x.shape
+    tensors, values = {}, {"rows": rows, "cols": cols} | {s: 0.0 for s in f["scalars"]} | {"ignore_index": ignored}
+    for a in f["arguments"]:
+        if "kind" not in a:
+            continue
+        shape = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
+        array = {"x": x, "label": np.asarray(labels, np.int64)}.get(a["name"])
+        if a["name"] == "lse" and a["role"] == "in":
+            array = np.log(np.exp(x.astype(np.float64)).sum(-1)).astype(np.float32)
+        if array is None:
+            array = np.full(shape, 1.0 if a["role"] == "in" else np.nan, np.float32)
+        tensors[a["name"]] = np.ascontiguousarray(array)
+        values[a["name"]] = tensors[a["name"]].ctypes.data
+    assert lib.call(f, values) == 0, lib.detail
+    return {a["name"]: tensors[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
+
+
+def check_beyond(lib):
+    """A label of no column: the loss is NaN, and nothing is contributed to the gradient. Its neighbours are as they would be."""
+    x = np.random.default_rng(1).standard_normal((len(BEYOND) + 3, 40)).astype(np.float32)
+    labels = [5, *BEYOND, 40, 7]
+    inside = np.array([0, len(labels) - 1])
+    for f in FUNCTIONS:
+        found, alone = call(lib, f, x, labels, -100), call(lib, f, x[inside], np.array(labels)[inside], -100)
+        for name, array in found.items():
+            outside = np.delete(array, inside, 0)
+            assert name == "lse" or (np.isnan(outside).all() if name == "loss" else (outside == 0).all()), (f["name"], name)
+            assert array[inside].tobytes() == alone[name].tobytes(), (f["name"], name)
+
+
+def check_ignored(lib):
+    """The label that is ignored is one number, beside which others are that float32 does not tell apart."""
+    x = np.random.default_rng(2).standard_normal((4, 40)).astype(np.float32)
+    for f in FUNCTIONS:
+        for ignored in (2**24, -(2**53) - 1, 2**62 + 1):
+            found = call(lib, f, x, [ignored + 1, ignored, ignored - 1, 3], ignored)
+            if "loss" in found:
+                assert np.isnan(found["loss"][[0, 2]]).all() and found["loss"][1] == 0 and found["loss"][3] != 0, (f["name"], ignored)
+            for name in {"dx"} & set(found):
+                assert (found[name][:3] == 0).all() and (found[name][3] != 0).any(), (f["name"], ignored)
