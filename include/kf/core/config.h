@@ -21,14 +21,20 @@
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
-#if defined(_MSVC_LANG) ? _MSVC_LANG < 201703L : defined(__cplusplus) ? __cplusplus < 201703L : !defined(__STDC_VERSION__)
+/* C++14 in the compiler's own dialect has what the C headers need, and is clang++'s default still. */
+#if defined(__cplusplus) && !defined(_MSVC_LANG)
+#if __cplusplus < 201402L || (__cplusplus < 201703L && (defined(__STRICT_ANSI__) || defined(__CUDACC__)))
+#define KFI_TOO_OLD 1
+#endif
+#elif defined(_MSVC_LANG) ? _MSVC_LANG < 201703L : !defined(__STDC_VERSION__)
 #define KFI_TOO_OLD 1
 #elif !defined(__cplusplus) && __STDC_VERSION__ < 201112L
 #define KFI_TOO_OLD 1
 #endif
 #ifdef KFI_TOO_OLD
 #error "kf: needs C11 or C++17: compile with -std=c11, -std=c++17 or a later one"
-#include "kf: stops here" /* a file that is missing ends the compilation; what would follow are thousands of errors */
+#define KFI_STOP "what follows would be thousands of errors" /* a file that is missing ends the compilation */
+#include KFI_STOP
 #endif
 
 #ifndef KF_OMP_MIN
