@@ -200,8 +200,8 @@ class Bound:
                 where = where | (np.isfinite(value) & (np.abs(value) > largest))
         return where
 
-    def evaluate(self, env, eps):
-        """Per root (S, sum of |dy/dt|, largest finite |t|). eps: of the arithmetic."""
+    def evaluate(self, env, eps, tiny):
+        """Per root (S, sum of |dy/dt|, largest finite |t|). eps, tiny: what the arithmetic rounds by, of normal and of subnormal numbers."""
         results = []
         with np.errstate(all="ignore"):
             for root, terms, extremes in zip(self.roots, self.terms, self.extremes):
@@ -217,7 +217,7 @@ class Bound:
                     factor = np.nan_to_num(np.abs(factor), posinf=0.0)
                     reach = sum(np.nan_to_num(np.abs(t * d), posinf=0.0) for t, d in zip(values[::2], values[1::2]))
                     moves = sum(np.nan_to_num(np.abs(d), posinf=0.0) for d in values[1::2])
-                    either = np.abs(va - vb) <= 4 * eps * reach
+                    either = np.abs(va - vb) <= 4 * (eps * reach + tiny * moves)
                     s, slope = s + np.where(either, factor * reach, 0.0), slope + np.where(either, factor * moves, 0.0)
                 results.append((s, slope, top))
         return results

@@ -202,8 +202,8 @@ BROKEN = {
         "kf/core/map.h", r"i \+= \(KFI_GROUP - 1\) \* period;",
         "i += 0;", ("kf_cpu_bias_bwd_f32", "kf_cpu_prelu_bias_bwd_bf16",)),
     "wide rows, a group: a row left out": (
-        "kf/core/map.h", r"\(at \+= tiles\) < row \+ group",
-        "(at += tiles + 1) < row + group", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32",)),
+        "kf/core/map.h", r"row < end; row \+= group\)",
+        "row < end; row += group + grouped)", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32",)),
     "wide rows, a group: the row above": (
         "kf/core/map.h", r"step = m->sums \|\| m->derive \? m->cols : m->tile_size",
         "step = m->sums || m->derive ? 0 : m->tile_size", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32",)),
@@ -310,8 +310,8 @@ BROKEN = {
         "kf/ops/scale_mask_softmax.h", r"kfi_batch \* m->channels \+ kfi_turn % m->channels",
         "kfi_turn % m->channels", ("kf_cpu_scale_mask_softmax_f32", "kf_cpu_scale_mask_softmax_f64",)),
     "row: a query later than it is": (
-        "kf/ops/scale_causal_softmax.h", r"\(row % m->queries\)",
-        "(row % m->queries + 1)", ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16",)),
+        "kf/ops/scale_causal_softmax.h", r"kfi_f\.query = row % m->queries;",
+        "kfi_f.query = row % m->queries + 1;", ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16",)),
     "row: another plane's channel": (
         "kf/ops/instance_norm.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),

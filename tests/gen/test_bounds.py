@@ -6,13 +6,13 @@ from kfgen import oracle, row_oracle
 from kfgen import spec as specs
 from kfgen.expand import kernels
 
-EPS = 2.0**-24
+EPS, TINY = 2.0**-24, 2.0**-150
 
 
 def bound(pattern, activation, **values):
     loaded = specs.load()
     kernel = next(k for k in kernels(loaded.ops[pattern], ("f32",)) if not k.bwd)
-    return oracle.Bound(kernel, loaded.activations[activation]).evaluate(values, EPS)[0]
+    return oracle.Bound(kernel, loaded.activations[activation]).evaluate(values, EPS, TINY)[0]
 
 
 def test_the_larger_of_two_rounded_values():
@@ -23,6 +23,13 @@ def test_the_larger_of_two_rounded_values():
     assert s[0] >= 2 and slope[0] >= 3
     assert s[1] == 0 and slope[1] == 2 and s[3] == 6 and slope[3] == 1
     assert 6 < s[2] < 20  # the result, its max, the sum and the products, a few units each
+
+
+def test_a_product_that_underflows():
+    """1e-40 / sqrt(1e12) is 0 in float32: what float64 has below zero, 3e38 times that and a bias of 1e-8, is the bias there."""
+    values = {"x": 3e38, "mean": 0.0, "var": 1e12, "weight": -1e-40, "bias": 1e-8}
+    s, slope, _ = bound("batch_norm_{act}", "relu6", eps=0.0, **{name: np.array([v]) for name, v in values.items()})
+    assert s[0] * EPS + slope[0] * TINY > 1e-8
 
 
 def test_inputs_that_are_compared_have_no_rounding():

@@ -265,7 +265,7 @@ def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, whe
         bound_env |= {f"d{n}": to_float(data[f"d{n}"], tensors[f"d{n}"]["dtype"]) for n in kernel.op.outputs}
     bound = bound_of(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files)
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
-    bounds = iter(bound.evaluate(bound_env, EPS[compute]))
+    bounds = iter(bound.evaluate(bound_env, EPS[compute], TINY[compute]))
     k = max(act.ulp[compute], 2.0) + (4.0 if compute == "f64" else 0.0)
     near = np.broadcast_to(bound.undecided(bound_env, EPS[compute], TINY[compute], MANTISSA[compute][2] / 4), shape)
     alone = f["op"] == "{act}" and not f["bwd"] and act.rounding == "result"
