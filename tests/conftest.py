@@ -17,6 +17,7 @@ SKIPPED = set()  # files of tests that skip themselves
 
 
 def pytest_configure(config):
+    config.files_skipped = SKIPPED
     if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
         config.pluginmanager.register(promises.Recorder())
     if not config.option.collectonly:

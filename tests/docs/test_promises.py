@@ -10,7 +10,7 @@ import sys
 import ledger
 import promises
 import pytest
-from conftest import ROOT, SKIPPED
+from conftest import ROOT
 
 PATTERNS = sorted({pattern for promise in promises.load() for pattern in promise["tests"]})
 
@@ -48,9 +48,10 @@ def test_results_are_counted():
 
 def collected(session):
     """(files, tests) that a whole run of this level has. Where pytest was asked for less, it is asked again."""
-    if session.config.args == [str(ROOT / "tests")] or session.config.args == ["tests"]:
+    option = session.config.option
+    if session.config.args in ([str(ROOT / "tests")], ["tests"]) and not (option.keyword or option.markexpr or option.ignore):
         ids = [item.nodeid for item in session.items]
-        return {i.partition("::")[0] for i in ids} | SKIPPED, {promises.GROUP.sub("", i.partition("[")[0]) for i in ids}
+        return {i.partition("::")[0] for i in ids} | session.config.files_skipped, {promises.GROUP.sub("", i.partition("[")[0]) for i in ids}
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
                           text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})
     assert done.returncode == 0, done.stdout[-3000:]
