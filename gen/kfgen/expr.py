@@ -170,6 +170,16 @@ class Graph:
     def variables(self, roots):
         return {self.nodes[i].value for i in self.reachable(roots) if self.nodes[i].op == "var"}
 
+    def numbers(self, roots):
+        """The variables that are read as numbers, not in comparisons of whole numbers alone."""
+        seen, stack = set(), list(roots)
+        while stack:
+            i = stack.pop()
+            if i not in seen:
+                seen.add(i)
+                stack.extend(() if self.compares_whole(i) else self.nodes[i].args)
+        return {self.nodes[i].value for i in seen if self.nodes[i].op == "var"}
+
     def uses(self, op, roots):
         return any(self.nodes[i].op == op for i in self.reachable(roots))
 

@@ -135,8 +135,8 @@ class RowsKernel(Kernel):
 
     @property
     def counts(self):
-        """What the expressions read of a call's sizes: [(name, what comes before the size as a T, the size)]."""
-        read = self.graph.variables(self.roots)
+        """What the expressions read of a call's sizes, as numbers: [(name, what comes before the size as a T, the size)]."""
+        read = self.graph.numbers(self.roots)
         return [(name, form, of) for name, form, of in ((COUNT, "", "cols"), (PER_COUNT, "1 / ", "cols"), (QUERIES, "", "queries")) if name in read]
 
     @property
