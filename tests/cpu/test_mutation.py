@@ -312,6 +312,12 @@ BROKEN = {
     "row: a query later than it is": (
         "kf/ops/scale_causal_softmax.h", r"kfi_f\.query = row % m->queries;",
         "kfi_f.query = row % m->queries + 1;", ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16",)),
+    "row: a label's place one behind": (
+        "kf/core/row.h", r": \(int\)\(a - from\)",
+        ": (int)(a - from) + 1", ("kf_cpu_cross_entropy_bwd_f32", "kf_cpu_nll_bwd_bf16",)),
+    "row: a label of no column picks zero": (
+        "kf/ops/nll.h", r"\(float\)NAN",
+        "0.0f", ("kf_cpu_nll_f32",)),
     "row: another plane's channel": (
         "kf/ops/instance_norm.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),

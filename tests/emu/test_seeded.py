@@ -133,7 +133,7 @@ SEEDED = {
         "kfi_shared_next = kfi_divide(kfi_turn,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "a query later than it is": (
-        "kf/ops/scale_causal_softmax.device.cuh", r"\(row - kfi_divide\(row,", "(1 + row - kfi_divide(row,",
+        "kf/ops/scale_causal_softmax.device.cuh", r"query = row - kfi_divide\(row,", "query = 1 + row - kfi_divide(row,",
         ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"), ()),
     "the row before on its way": (
         "kf/ops/rms_norm.device.cuh", r"start \+ leap", "start",
