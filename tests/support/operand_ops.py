@@ -51,6 +51,9 @@ ORDERS = [(("w", "T"), ("b", "acc")), (("b", "acc"), ("w", "T"), ("v", "T"), ("c
 KINDS = [("map", "row"), ("map", "channel"), ("row", "row"), ("row", "channel"), ("row", "group")]
 WIDE = "\n".join([_wide(*KINDS[0], 8, False), *(_wide(f, k, 9, True) for f, k in KINDS)])
 WIDE += cases.by_level("", "\n".join([*(_wide(f, k, 8, False) for f, k in KINDS[1:]), *(_wide(f, k, 5, True) for f, k in KINDS)]))
+# A packed tensor, whose rows are two rows apart, beside what is computed once a column.
+WIDE += _op("halves_by_column", "(y + w) * rsqrt(r * r + 1)", {"x": '{ kind = "half", parts = ["y", "w"] }', "r": '{ kind = "row", grad = false }'},
+            ref="(y + w) / np.sqrt(r * r + 1)")
 # Many tensors of elements beside gradients that are added up: rows on their way in shared memory.
 _ELEMS = {n: '"elem"' for n in ("x", "y", "z", "w", "r")}
 LARGE = "\n".join(_op(f"large_{kind}", "(x * a0 + y * a1 + z * a2) * w + r", _ELEMS | _many(kind, 3, True)) for kind in ("row", "channel"))
