@@ -6,9 +6,10 @@ from refusals import FUNCTIONS, INVALID_VALUE, MISALIGNED, NULL_POINTER, OVERLAP
 # What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
 ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overlap", "sum": "test_pointers, test_overlap", "size": "test_sizes",
          "workspace": "test_workspace", "probability": "test_probability", "state": "test_state",
-         "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value"}
+         "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value",
+         "integer": "test_any_value"}
 ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
-       "act_scalar": (0.0, -1e30, float("inf"), float("nan"))}
+       "act_scalar": (0.0, -1e30, float("inf"), float("nan")), "integer": (0, -1, 2**63 - 1, -(2**63))}
 
 
 def test_every_role_is_tried():
