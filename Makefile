@@ -91,6 +91,7 @@ uninstall:
 dist: jinja
 	@$(KFPYTHON) gen/dist.py build/dist
 
+# loadgroup sends a test at a time to the worker that is free; by itself xdist sends runs of many.
 test: $(VENV)/test.stamp cc cxx
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
 

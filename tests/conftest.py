@@ -24,24 +24,13 @@ def pytest_configure(config):
         seconds.register(config)
 
 
-def made_once(item):
-    """Whether it waits for a fixture that its module has one of: compiled, or rendered."""
-    found = item._fixtureinfo.name2fixturedefs.values() if hasattr(item, "_fixtureinfo") else ()
-    return any(fixture.scope == "module" for definitions in found for fixture in definitions)
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks in a hook of its own
 def pytest_collection_modifyitems(config, items):
-    """What is for a higher level is not there: no skip that says so thousands of times. Tests that share what their module makes once are
-    run by one worker, so that it is made once."""
+    """What is for a higher level is not there: no skip that says so thousands of times."""
     higher = [i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))]
     if higher:
         config.hook.pytest_deselected(items=higher)
         out = set(higher)
         items[:] = [i for i in items if i not in out]
-    for item in items:
-        if made_once(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_collectreport(report):

@@ -51,7 +51,7 @@ def collected(session):
     option = session.config.option
     if session.config.args in ([str(ROOT / "tests")], ["tests"]) and not (option.keyword or option.markexpr or option.ignore):
         ids = [item.nodeid for item in session.items]
-        return {i.partition("::")[0] for i in ids} | session.config.files_skipped, {promises.GROUP.sub("", i.partition("[")[0]) for i in ids}
+        return {i.partition("::")[0] for i in ids} | session.config.files_skipped, {i.partition("[")[0] for i in ids}
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
                           text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})
     assert done.returncode == 0, done.stdout[-3000:]

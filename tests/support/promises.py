@@ -19,7 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/promises"
 PAGE = ROOT / "docs/promises.md"
 OUTCOMES = ("passed", "failed", "skipped")
-GROUP = re.compile(r"@tests/\S+\.py\Z")  # what xdist writes behind a test that one worker runs with others (conftest.py)
 HEAD = """# What kf promises, and what proves it
 
 Written by `tests/support/promises.py` from test runs; nothing here is filled in by hand. A row is a promise (the numbers are
@@ -53,7 +52,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed" and report.when == "setup":
-            test, _, parameters = GROUP.sub("", report.nodeid.removeprefix("tests/")).partition("[")
+            test, _, parameters = report.nodeid.removeprefix("tests/").partition("[")
             function = re.search(r"\bkf_\w+", parameters)
             family = self.families.get(function[0], "all") if function else "all"
             self.counts[test, family][report.outcome] += 1
