@@ -13,12 +13,12 @@ import pytest
 from conftest import BUILD
 
 
-def functions(items):
-    """What the library has: the functions that tests are about; all, where one of the tests may call any."""
+def functions(items, build):
+    """What a library has: those of its functions that tests are about; all, where one of the tests may call any."""
     called = [item for item in items if "libraries" in item.fixturenames]
     about = {item.callspec.params["f"]["name"] for item in called if "f" in item.fixturenames}
     any_of_them = any("f" not in item.fixturenames for item in called)
-    return [f for f in kflib.manifest()["functions"] if any_of_them or f["name"] in about]
+    return [f for f in numeric.CUDA[build] if any_of_them or f["name"] in about]
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def libraries(request):
 
     def get(name):
         if name not in built:
-            built[name] = kflib.build("cuda", functions(request.session.items), BUILD / "cuda", numeric.BUILDS["cuda"][name],
+            built[name] = kflib.build("cuda", functions(request.session.items, name), BUILD / "cuda", numeric.BUILDS["cuda"][name],
                                       extra=counting.source(), link=counting.LINK)
         return built[name]
     return get

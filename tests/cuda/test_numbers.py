@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the CUDA backend against the float64 oracle, on the axes of cases.py, in two builds. Needs a GPU."""
+"""Every function of the CUDA backend against the float64 oracle, on the axes of cases.py, and some in a second build (numeric.CUDA). Needs a GPU."""
 
 import checks
 import kflib
@@ -10,7 +10,7 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
 
-@pytest.fixture(scope="session", params=sorted(numeric.BUILDS["cuda"]))
+@pytest.fixture
 def lib(request, libraries):
     return libraries(request.param)
 
@@ -20,22 +20,22 @@ def memory():
     return checks.CudaMemory()
 
 
-@numeric.each(numeric.FUNCTIONS, "name")
+@numeric.each_on_gpu(numeric.FUNCTIONS)
 def test_numbers(lib, memory, f):
     numeric.numbers(lib, memory, f)
 
 
-@numeric.each(numeric.SKIPPED, "name")
+@numeric.each_on_gpu(numeric.SKIPPED)
 def test_skipped_gradients(lib, memory, f):
     numeric.skipped_gradients(lib, memory, f)
 
 
-@numeric.each(numeric.IN_PLACE, "name")
+@numeric.each_on_gpu(numeric.IN_PLACE)
 def test_in_place(lib, memory, f):
     numeric.in_place(lib, memory, f)
 
 
 @numeric.probabilities
-@numeric.each(numeric.DROPOUT, "name")
+@numeric.each_on_gpu(numeric.DROPOUT)
 def test_dropout_probabilities(lib, memory, f, p):
     numeric.dropout_probability(lib, memory, f, p)

@@ -59,5 +59,5 @@ def build(folder, functions, include, flags):
     files["every_call.c"] = (HERE / "every_call.c").read_text()
     command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread"]
     made = kflib.objects(command, files, [HERE, *include])
-    subprocess.run([*command, *map(str, made), "-o", str(folder / "every_call"), "-lm"], check=True)
+    subprocess.run([*command, *map(str, made), "-o", str(folder / "every_call"), "-lm", "-Wl,-z,now"], check=True)
     return folder / "every_call"

@@ -8,12 +8,12 @@
        every_call "small stack" BYTES   on a thread whose stack is as large, beside what any thread needs */
 #include "every_call.h"
 
-#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const int64_t small_1[][5] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][5] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
                      small_3[][5] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
@@ -127,7 +127,8 @@ static int on_a_small_stack(long bytes)
     pthread_attr_t attributes;
     pthread_t thread;
     uint64_t sum;
-    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + PTHREAD_STACK_MIN))) return 2;
+    const long least = sysconf(_SC_THREAD_STACK_MIN); /* it grows with the processor's registers: PTHREAD_STACK_MIN may not know */
+    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + (least > 16384 ? least : 16384)))) return 2;
     if (pthread_create(&thread, &attributes, caller, &sum) || pthread_join(thread, NULL)) return 2;
     return 0;
 }

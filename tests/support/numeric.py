@@ -23,6 +23,7 @@ DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", 
 # Both builds are level 2's: every function in the plain one; in the native one, whose loops differ from op to op and by an activation's
 # words alone, some of each op (cases.sampled). Level 1 has the gate's in the native build, where the compiler does most.
 CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS} if cases.LEVEL > 1 else {"native": GATE}
+CUDA = {"default": FUNCTIONS, "nofma": [f for f in FUNCTIONS if cases.sampled(f)]}
 GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
@@ -49,11 +50,19 @@ GATE_IN_PLACE = of_gate(IN_PLACE)
 GATE_DROPOUT = of_gate(DROPOUT, lambda f: f["dropout"])
 
 
+def each_in_builds(functions, builds, name):
+    """Those of `functions` that a build has, in each build. name: the manifest's field that names a function in this backend."""
+    wanted = {f["name"] for f in functions}
+    found = [(build, f) for build, members in builds.items() for f in members if f["name"] in wanted]
+    return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f[name]}" for build, f in found])
+
+
 def each_on_cpu(functions):
-    """Those of `functions` that a build of the C backend has, in each build."""
-    wanted = {f["cpu_name"] for f in functions}
-    found = [(build, f) for build, members in CPU.items() for f in members if f["cpu_name"] in wanted]
-    return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f['cpu_name']}" for build, f in found])
+    return each_in_builds(functions, CPU, "cpu_name")
+
+
+def each_on_gpu(functions):
+    return each_in_builds(functions, CUDA, "name")
 
 
 def numbers(lib, memory, f, share=1, whole=None):
