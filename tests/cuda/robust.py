@@ -48,7 +48,7 @@ def build(jobs, chosen):
     """Both libraries, on all cores, before tests ask for them. chosen: tests that may need a smaller one of their own."""
     began = time.monotonic()
     if not chosen:
-        kflib.build("cuda", kflib.manifest()["functions"], BUILD / "cuda", numeric.BUILDS["cuda"]["default"], jobs,
+        kflib.build("cuda", numeric.CUDA["default"], BUILD / "cuda", numeric.BUILDS["cuda"]["default"], jobs,
                     extra=counting.source(), link=counting.LINK)
     middle = time.monotonic()
     kflib.build("cuda", selection.kernels(), BUILD / "sanitized", sanitized.FLAGS, jobs)

@@ -9,12 +9,13 @@ import gpu as gpus
 import kflib
 import pytest
 import robust
+import selection
 from conftest import BUILD
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-FUNCTIONS = list({(f["op"], *f["dtypes"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]}.values())
+FUNCTIONS = selection.launches()
 CUDA = 8
 
 

@@ -7,12 +7,14 @@ import counting
 import kflib
 import pytest
 import robust
+import selection
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-FUNCTIONS = kflib.manifest()["functions"]
-every = pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+FUNCTIONS = selection.gate()
+LAUNCHES = selection.launches()
+every = pytest.mark.parametrize("f", LAUNCHES, ids=[f["name"] for f in LAUNCHES])
 GROUPS = {}
 for function in FUNCTIONS:
     GROUPS.setdefault((function["header"], *function["dtypes"]), []).append(function)

@@ -69,6 +69,8 @@ int kfg_spin(int *flag, u64 seconds, void *stream)
 int kfg_repeat(void *to, const void *from, i64 n, i64 period, int size, void *stream)
 {
     const cudaStream_t s = (cudaStream_t)stream;
+    if (size != 1 && size != 2 && size != 4 && size != 8) return (int)cudaErrorInvalidValue;
+    if (size == 1) repeat<<<BLOCKS, THREADS, 0, s>>>((unsigned char *)to, (const unsigned char *)from, n, period);
     if (size == 2) repeat<<<BLOCKS, THREADS, 0, s>>>((unsigned short *)to, (const unsigned short *)from, n, period);
     if (size == 4) repeat<<<BLOCKS, THREADS, 0, s>>>((unsigned *)to, (const unsigned *)from, n, period);
     if (size == 8) repeat<<<BLOCKS, THREADS, 0, s>>>((u64 *)to, (const u64 *)from, n, period);
@@ -87,6 +89,8 @@ int kfg_differ_periodic(const void *a, const void *kept, const void *dropped, i6
                         unsigned threshold, int size, u64 *found, void *stream)
 {
     const cudaStream_t s = (cudaStream_t)stream;
+    if (size != 1 && size != 2 && size != 4 && size != 8) return (int)cudaErrorInvalidValue;
+    if (size == 1) KFG_PERIODIC(unsigned char);
     if (size == 2) KFG_PERIODIC(unsigned short);
     if (size == 4) KFG_PERIODIC(unsigned);
     if (size == 8) KFG_PERIODIC(u64);

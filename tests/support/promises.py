@@ -66,7 +66,7 @@ class Recorder:
         import selection
         kind, name = machine()
         level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
-        functions = collections.Counter(f["family"] for f in (selection.FUNCTIONS if kind == "gpu" else selection.gate()))
+        functions = collections.Counter(f["family"] for f in selection.gate())
         whole = level > 1 and not (option.keyword or option.markexpr or getattr(option, "lf", False) or any("::" in a for a in session.config.args))
         families = {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()}
         found = {"kind": kind, "machine": name, "level": level, "families": families,

@@ -98,3 +98,11 @@ def kernels():
             of.add(kind)
             found.append(f)
     return found
+
+
+def launches():
+    """One function of each op, dtypes and direction: of what launching does, which no activation changes. At level 1 of each schedule and
+    dtypes, at level 3 all."""
+    if cases.LEVEL < 2:
+        return of_schedules()
+    return gate() if cases.LEVEL > 2 else list({(f["op"], *f["dtypes"], f["bwd"], f["state"]): f for f in gate()}.values())
