@@ -9,6 +9,7 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
 import cases  # noqa: E402
 import kflib  # noqa: E402
+import once as once_a_run  # noqa: E402
 import promises  # noqa: E402
 import seconds  # noqa: E402
 
@@ -47,3 +48,10 @@ def manifest():
 def include():
     """The include directories of the headers, rendered once."""
     return kflib.render(BUILD)
+
+
+@pytest.fixture(scope="session")
+def once(request, tmp_path_factory):
+    """once(name, make): what make(folder) returns, made once a run for all workers (support/once.py)."""
+    own = tmp_path_factory.getbasetemp()
+    return once_a_run.Once((own.parent if hasattr(request.config, "workerinput") else own) / "once")
