@@ -173,26 +173,55 @@ def _version(compiler):
     return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
 
 
+def _told(command):
+    """(the paths of the files that a command includes by itself, their texts, the command with the one in place of the other)."""
+    forced = [path for word, path in zip(command, command[1:]) if word == "-include"]
+    texts = [pathlib.Path(path).read_text() for path in forced]
+    return texts, [c for c in command if c not in forced] + texts
+
+
+def _digest(command, text, include):
+    """Of all that decides what a command makes of a text."""
+    texts, told = _told(command)
+    seen = sorted(closure("".join([text, *texts]), include).items())
+    return hashlib.sha256(repr((told, _version(command[0]), text, seen)).encode()).hexdigest()[:24]
+
+
+def _run(made):
+    done = subprocess.run(made, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(made)}\n{done.stderr[-4000:]}")
+
+
+def precompiled(command, text, include):
+    """Words for the command of `objects`, a g++ that is given the same flags and headers: they have read what `text` includes already."""
+    command = [*(str(c) for c in command if not str(c).startswith("-Wl,")), "-x", "c++-header"]  # with words for the linker g++ would link
+    header = OBJECTS / f"{_digest(command, text, include)}.h"
+    with locked(OBJECTS):
+        if not header.exists():
+            made = header.with_suffix(".new.h")
+            made.write_text(text)
+            _run([*command, *(f"-I{d}" for d in include), str(made), "-o", f"{header}.gch"])
+            made.replace(header)
+    for path in (header, f"{header}.gch"):
+        os.utime(path)
+    return ["-include", str(header)]
+
+
 def objects(command, files, include, jobs=None):
     """The paths of what `command` makes of each {name: text}; one that is there for the same command, text and headers is not made anew."""
     OBJECTS.mkdir(parents=True, exist_ok=True)
     command = [str(c) for c in command]
-    forced = [path for word, path in zip(command, command[1:]) if word == "-include"]
-    told = [c for c in command if c not in forced] + [pathlib.Path(path).read_text() for path in forced]
 
     def compile_one(item):
         name, text = item
-        seen = "".join([text, *(pathlib.Path(path).read_text() for path in forced)])
-        digest = hashlib.sha256(repr((told, _version(command[0]), text, sorted(closure(seen, include).items()))).encode()).hexdigest()[:24]
+        digest = _digest(command, text, include)
         source, out = OBJECTS / f"{digest}.{os.getpid()}.{name}", OBJECTS / f"{digest}.o"
         if out.exists():
             os.utime(out)
         else:
             source.write_text(text)
-            made = [*command, *(f"-I{d}" for d in include), "-c", str(source), "-o", f"{source}.o"]
-            done = subprocess.run(made, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(made)}\n{done.stderr[-4000:]}")
+            _run([*command, *(f"-I{d}" for d in include), "-c", str(source), "-o", f"{source}.o"])
             os.replace(f"{source}.o", out)
             source.unlink()
         return out
@@ -209,9 +238,9 @@ def forget_old_objects(days=7):
             path.unlink()
 
 
-def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=()):
+def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=(), first=""):
     """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
-    extra: further files {name: text}; link: further words for the linker; objects_: linked to them."""
+    extra: further files {name: text}; link: further words for the linker; objects_: linked to them; first: what g++ reads once for all files."""
     build_dir = pathlib.Path(build_dir)
     include = include or render(build_dir)
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
@@ -221,7 +250,9 @@ def library(backend, functions, build_dir, flags=None, jobs=None, include=None, 
     openmp = ["-fopenmp"] if "-fopenmp" in flags else []
     sanitizer = [f for f in flags if f.startswith(("-fsanitize", "-Wl,"))]
     with locked(build_dir):  # test workers ask for the same library at the same time
-        made = objects([compiler, *flags, *fpic], sources(backend, functions) | (extra or {}), include, jobs)
+        command = [compiler, *flags, *fpic]
+        command += precompiled(command, first, include) if first else []
+        made = objects(command, sources(backend, functions) | (extra or {}), include, jobs)
         command = [compiler, "-shared", *openmp, *sanitizer, *link, *map(str, [*made, *objects_])]
         library = build_dir / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
         if not library.exists():
