@@ -217,21 +217,21 @@ def test_missing_barriers_show_in_some_order(faults):
     assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
 
 
+# Without NumPy and what else Faults needs, which take seconds to import where a sanitizer looks on.
 SCRIPT = """
-import sys
-sys.path[:0] = sys.argv[3].split(":")
-import test_emulation as t
-faults = t.Faults(sys.argv[1])
-faults.emu.set(aborts=int(sys.argv[4]))
-for which in sys.argv[2].split(","):
-    print(faults.run(which, *(int(number) for number in sys.argv[5:]))[0])
+import ctypes, sys
+path, names, aborts, *numbers = sys.argv[1:]
+dll, out = ctypes.CDLL(path), (ctypes.c_int64 * 4096)()
+dll.kft_run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p]
+ctypes.c_int.in_dll(dll, "kf_emu_aborts").value = int(aborts)
+for which in names.split(","):
+    print(dll.kft_run(which.encode(), *map(int, numbers), out))
 """
 
 
 def in_a_process(path, which, variant=None, aborts=0, threads=64, blocks=2, cluster=0, dynamic=0):
-    paths = [str(pathlib.Path(__file__).parent), *(str(kflib.ROOT / d) for d in ("tests/support", "gen", "tests"))]
     environment = emulator.sanitizer_environment(variant) if variant else {}
-    command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, "-c", SCRIPT, str(path), which, ":".join(paths)]
+    command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, "-c", SCRIPT, str(path), which]
     command += [str(number) for number in (aborts, threads, blocks, cluster, dynamic)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
 
