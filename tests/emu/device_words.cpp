@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <kf/core/device.cuh>
-#include <kf/kf.h>
+#include <kf/ops/act_dropout.h>
 
 template <class... A>
 static void launch(void (*kernel)(A...), dim3 block, A... arguments)
