@@ -22,12 +22,12 @@ def schedule(f):
 
 def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
-    its schedule for its dtypes; the activation inside of its kind of kernel and in its dtype; whether its gradient reads the argument.
-    Of casts, which are one schedule, each conversion."""
+    its schedule for its dtypes; the activation inside of its family's kernels and in its dtype; whether its gradient reads the argument.
+    How rows lie is the schedule's: an activation is the same words in all of a family. Of casts, which are one schedule, each conversion."""
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), *f["dtypes"], f["name"] if f["op"] == "cast" else ""
-    yield "kind", f["family"], f["layout"], f["bwd"], f["activation"]
+    yield "kind", f["family"], f["bwd"], f["activation"]
     yield "activation", f["activation"], f["dtypes"][0], f["bwd"]
     yield "argument", schedule(f), f["reads_x"], none
 
@@ -77,14 +77,15 @@ def of_schedules(dtypes=None):
     return cover(lambda f: [(schedule(f), *(f["dtypes"] if dtypes is None else f["dtypes"][:1]))], found)
 
 
+def kind(f):
+    """Of an argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
+    halves = any(a.get("kind") == "half" for a in f["arguments"])
+    return f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves
+
+
 def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
-    """One function of each kind of argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
-    found = {}
-    for f in FUNCTIONS:
-        if f["activation"] in activations and f["dtypes"][0] in dtypes:
-            halves = any(a.get("kind") == "half" for a in f["arguments"])
-            found[f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves] = f
-    return list(found.values())
+    """One function of each kind."""
+    return list({kind(f): f for f in FUNCTIONS if f["activation"] in activations and f["dtypes"][0] in dtypes}.values())
 
 
 def kernels():
