@@ -35,6 +35,10 @@ class Sample:
     def cases(self, f):
         return cases.runs(f) if cases.LEVEL > 1 else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
+    def orders(self, i):
+        """Those of the case of this number: of threads, which cost most, at level 1 one, with one vector a thread and with several by turns."""
+        return self.runs[i % len(self.runs):][:1] if self.variant == "tsan" and cases.LEVEL == 1 else self.runs
+
 
 def of_each_kernel(f):
     """One activation of each op: dtypes and directions are kernels of their own, activations are not. From level 2 on: at level 1 one of
@@ -54,7 +58,8 @@ def one_dtype_per_size(f):
 
 SAMPLES = {
     # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
-    "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}", ("f32", "bf16")),
+    "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}", ("f32", "bf16"),
+                     cases.by_level(((emulator.RANDOM, emulator.FILL), (emulator.REVERSED, 1)), emulator.RUNS)),
     "races": Sample("tsan", one_dtype_per_schedule, ("f32",), ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
 }
 

@@ -45,7 +45,8 @@ def main():
     functions = [f for f in samples.MANIFEST if f["name"] in names] if names else samples.functions(sample)
     try:
         for f in functions:
-            for sizes, values, shift in samples.SAMPLES[sample].cases(f):
+            for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f)):
+                memory.runs = samples.SAMPLES[sample].orders(i)
                 checks.run(lib, memory, f, sizes, values, shift=shift)
     except checks.Failure as failure:
         print(failure)
