@@ -21,7 +21,7 @@ TYPES = {"f32": ("float", "", np.float32), "f64": ("double", "_double", np.float
 
 def source():
     """Loops over the public functions: edge_<name>_<f32|f64>(x, value), edge_<name>_bwd_<f32|f64>(x, dy, gradient)."""
-    text = ["#include <kf/kf.h>"]
+    text = ["#include <kf/ops/activations.h>"]
     for a in ACTIVATIONS:
         for dtype, (ctype, suffix, _) in TYPES.items():
             scalars = "".join(f", ({ctype}){value!r}" for value in a.scalars.values())
@@ -40,15 +40,17 @@ void edge_{a.name}_bwd_{dtype}(const {ctype} *x, const {ctype} *dy, {ctype} *dx,
 
 
 @pytest.fixture(scope="module", params=sorted(BUILDS))
-def scalar(request, include, tmp_path_factory):
+def scalar(request, include, once):
     """Calls a public scalar function on arrays."""
-    work = tmp_path_factory.mktemp("scalar")
-    (work / "edges.c").write_text(source())
-    command = ["gcc", "-std=c11", *BUILDS[request.param], "-Wall", "-Wextra", "-Wconversion", "-Werror", *(f"-I{d}" for d in include),
-               "-shared", "-fPIC", str(work / "edges.c"), "-o", str(work / "edges.so"), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
-    dll = ctypes.CDLL(str(work / "edges.so"))
+    def made(work):
+        (work / "edges.c").write_text(source())
+        command = ["gcc", "-std=c11", *BUILDS[request.param], "-Wall", "-Wextra", "-Wconversion", "-Werror", *(f"-I{d}" for d in include),
+                   "-shared", "-fPIC", str(work / "edges.c"), "-o", str(work / "edges.so"), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+        return work / "edges.so"
+
+    dll = ctypes.CDLL(str(once(f"scalar functions, {request.param}", made)))
 
     def run(name, dtype, *inputs):
         kind = TYPES[dtype][2]

@@ -9,17 +9,25 @@ import checks
 import fakegpu
 import kflib
 import large
+import numeric
 import pytest
 import robust
 import selection
 from conftest import BUILD
 
-KINDS = selection.kinds()
+# At level 1 those that test_numbers.py has compiled.
+KINDS = selection.cover(lambda f: [selection.kind(f)], [f for f in selection.gate() if not f["integer"]]) if cases.LEVEL == 1 else selection.kinds()
+
+
+def library(functions):
+    if cases.LEVEL == 1:
+        return numeric.build_cpu("native", BUILD)
+    return kflib.build("cpu", functions, BUILD / "cpu", ("-O1",), extra=fakegpu.COUNTERS)
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return kflib.build("cpu", KINDS, BUILD / "cpu", ("-O1",), extra=fakegpu.COUNTERS)
+    return library(KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +71,14 @@ def test_broken_promises(plain, gpu, f, fault):
 CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
 LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
                   if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu") and f["op"] not in CONSTANT}.values())
-LARGE_OPS = cases.by_level(selection.cover(lambda f: [selection.schedule(f)], LARGE_OPS), LARGE_OPS)
+if cases.LEVEL == 1:
+    LARGE_OPS = [f for f in selection.gate() if f["dtypes"] == ["bf16"] and f["op"] not in CONSTANT]
+    LARGE_OPS = selection.cover(lambda f: [selection.schedule(f)], LARGE_OPS)
 
 
 @pytest.fixture(scope="module")
 def bf16():
-    return kflib.build("cpu", LARGE_OPS, BUILD / "cpu", ("-O1",), extra=fakegpu.COUNTERS)
+    return library(LARGE_OPS)
 
 
 @pytest.mark.parametrize("f", LARGE_OPS, ids=lambda f: f["cpu_name"])

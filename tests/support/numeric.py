@@ -5,6 +5,7 @@ import functools
 
 import cases
 import checks
+import fakegpu
 import kflib
 import pytest
 import selection
@@ -37,7 +38,7 @@ def each(functions, name):
 
 @functools.cache
 def build_cpu(name, folder):
-    return kflib.build("cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name])
+    return kflib.build("cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name], extra=fakegpu.COUNTERS)
 
 
 def of_gate(functions, takes=lambda f: True):

@@ -20,11 +20,11 @@ import pytest
 # (group, its tests, the first that fits, seconds)
 TABLE = (
     ("C sanitizers", "tests/cpu/test_sanitizers.py", 60),
-    ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 235),
-    ("threads", "tests/cpu/test_threads.py", 45),
+    ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 125),
+    ("threads", "tests/cpu/test_threads.py", 32),
     ("C numbers", "tests/cpu/*", 200),
     ("emulation sanitizers", "tests/emu/test_sanitizers.py", 125),
-    ("emulation numbers", "tests/emu/*", 360),
+    ("emulation numbers", "tests/emu/*", 230),
     ("refusals", "tests/errors/* tests/fuzz/test_arguments.py", 70),
     ("generator", "tests/gen/* tests/fuzz/*", 350),
     ("headers, NVRTC", "tests/headers/test_nvrtc.py tests/headers/test_device.py", 45),
