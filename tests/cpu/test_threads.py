@@ -123,7 +123,6 @@ def test_number_of_threads(one_thread, threads):
     agree(digests(build("openmp", None), OMP_NUM_THREADS=threads, OMP_DYNAMIC="false")[1], one_thread)
 
 
-@pytest.mark.level(2)  # at level 1 the same threads once, as the test above has them
 def test_repeated_runs(one_thread):
     """Twice the same, with more threads than cores and another schedule of the operating system each time."""
     agree(digests(build("openmp", None), OMP_NUM_THREADS="5")[1], one_thread)

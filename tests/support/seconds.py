@@ -21,7 +21,7 @@ import pytest
 TABLE = (
     ("C sanitizers", "tests/cpu/test_sanitizers.py", 60),
     ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 125),
-    ("threads", "tests/cpu/test_threads.py", 32),
+    ("threads", "tests/cpu/test_threads.py", 45),
     ("C numbers", "tests/cpu/*", 200),
     ("emulation sanitizers", "tests/emu/test_sanitizers.py", 125),
     ("emulation numbers", "tests/emu/*", 230),
