@@ -79,6 +79,10 @@ class Launcher:
         return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
 
     @property
+    def cpu_types(self):
+        return ", ".join(a.ctype.strip() for a in self.arguments)
+
+    @property
     def run_arguments(self):
         """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
         k = self.kernel

@@ -37,9 +37,9 @@ def environment():
 
 
 def parts(path):
-    """The files that are the header `path` of a tree: an op's CUDA header has a part for each of nvcc's passes."""
+    """The files that are an op's header `path`."""
     stem, _, ext = path.rpartition(".")
-    return [path, *(f"{stem}.{part}.cuh" for part in PARTS)] if ext == "cuh" else [path]
+    return [path, *(f"{stem}.{part}.{ext}" for part in PARTS[ext])]
 
 
 def write(path, text):
@@ -53,7 +53,7 @@ def write(path, text):
     return True
 
 
-PARTS = ("device", "host")  # of an op's CUDA header, one for each of nvcc's passes
+PARTS = {"cuh": ("device", "host"), "h": ("kernels",)}  # of an op's header: for each of nvcc's passes; in C what the launchers call
 LAUNCHER = ("KF_FN", "template <int kfi_act = ")  # how a line of one begins
 
 
@@ -169,12 +169,13 @@ class Renderer:
                 continue
             stem = names.stem(op.pattern)
             stems.append(stem)
-            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", f"cpu/{kernels[0].family.name}.h.j2")):
+            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", "cpu/op.h.j2")):
                 self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")
-            for part in PARTS:
+            for part in PARTS["cuh"]:
                 self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=kernels, extends=extends, device=part == "device")
+            self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=kernels, extends=extends)
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
             self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],

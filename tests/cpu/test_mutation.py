@@ -171,10 +171,10 @@ BROKEN = {
         "kf/core/row.h", r"first \+ KFI_STRIP > w->from \+ KFI_TILE\)",
         "first > w->from + KFI_TILE)", ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_dropout_state_f64",)),
     "gradients of sub swapped": (
-        "kf/ops/sub.h", r"da_to\[j\] = (\w+);\s+db_to\[j\] = -\1;",
+        "kf/ops/sub.kernels.h", r"da_to\[j\] = (\w+);\s+db_to\[j\] = -\1;",
         r"da_to[j] = -\1; db_to[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
     "operands of sub swapped": (
-        "kf/ops/sub.h", "a_j - b_j",
+        "kf/ops/sub.kernels.h", "a_j - b_j",
         "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
     "flat tail one short": (
         "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
@@ -228,16 +228,16 @@ BROKEN = {
         "kf/core/stream.h", r"\(char \*\)to \+ i\)",
         "(char *)to + i + 64 * (i >= 128))", ("kf_cpu_add_f32", "kf_cpu_relu_bf16",)),
     "streamed: inputs stay where they are": (
-        "kf/ops/add.h", r"( +)a \+= KFI_PART;",
+        "kf/ops/add.kernels.h", r"( +)a \+= KFI_PART;",
         r"\1a += KFI_PART / 2;", ("kf_cpu_add_f32",)),
     "bf16 by truncation": (
         "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),
     "row: the tail is not masked": (
-        "kf/ops/softmax.h", r"left == KFI_STRIP \?",
+        "kf/ops/softmax.kernels.h", r"left == KFI_STRIP \?",
         "left > 0 ?", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: the mask has an element too many": (
-        "kf/ops/layer_norm.h", r"\(j < left\)",
+        "kf/ops/layer_norm.kernels.h", r"\(j < left\)",
         "(j <= left)", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_f64",)),
     "row: a tail is copied but for its end": (
         "kf/core/row.h", r"\(size_t\)\(left \* size\)\)",
@@ -249,52 +249,52 @@ BROKEN = {
         "kf/core/row.h", r"join\(join\(a\[0\], a\[2\]\), join\(a\[1\], a\[3\]\)\)",
         "join(a[0], a[2])", ("kf_cpu_log_softmax_f32", "kf_cpu_softmax_bwd_f16", "kf_cpu_rms_norm_relu_f32",)),
     "row: accumulators go on from the row before": (
-        "kf/ops/rms_norm.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
+        "kf/ops/rms_norm.kernels.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
         r"static float \1[KFI_STRIP];\2if (row == 0) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
     "row: the second pass reads the first row": (
-        "kf/ops/softmax.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
+        "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
         r"\1x + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
-        "kf/ops/softmax.h", r"kept0_k \+ i",
+        "kf/ops/softmax.kernels.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "streamed row: what is streamed goes to the first row": (
-        "kf/ops/softmax.h", r"kfi_stream\(out \+ row \* cols",
+        "kf/ops/softmax.kernels.h", r"kfi_stream\(out \+ row \* cols",
         "kfi_stream(out + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: results of whole tiles a row up": (
-        "kf/ops/rms_norm.h", r": dx \+ row \* cols",
+        "kf/ops/rms_norm.kernels.h", r": dx \+ row \* cols",
         ": dx + (row ? row - 1 : 0) * cols", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
     "row: the first row's mean": (
-        "kf/ops/layer_norm.h", r"mean\[row\];",
+        "kf/ops/layer_norm.kernels.h", r"mean\[row\];",
         "mean[begin];", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: the saved value of the row before": (
-        "kf/ops/layer_norm.h", r"rstd\[row\] =",
+        "kf/ops/layer_norm.kernels.h", r"rstd\[row\] =",
         "rstd[row ? row - 1 : 0] =", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bf16",)),
     "row: the same columns of the weight again": (
-        "kf/ops/rms_norm.h", r"weight \? weight \+ i",
+        "kf/ops/rms_norm.kernels.h", r"weight \? weight \+ i",
         "weight ? weight", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_gelu_bwd_f32",)),
     "row: an absent weight is zero": (
-        "kf/ops/layer_norm.h", r"weight_t\[j\] = 1\.0f",
+        "kf/ops/layer_norm.kernels.h", r"weight_t\[j\] = 1\.0f",
         "weight_t[j] = 0.0f", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_bwd_f32",)),
     "row: an absent weight is zero in a tail": (
-        "kf/ops/rms_norm.h", r"if \(weight\) \{ kfi_tail",
+        "kf/ops/rms_norm.kernels.h", r"if \(weight\) \{ kfi_tail",
         "if (!weight) { memset(weight_t, 0, KFI_STRIP * 4); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
     "row: both are absent or none": (
-        "kf/ops/layer_norm.h", r"bias \? bias \+ i : bias_t",
+        "kf/ops/layer_norm.kernels.h", r"bias \? bias \+ i : bias_t",
         "weight && bias ? bias + i : bias_t", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bwd_f32",)),
     "row: partial sums are not cleared": (
-        "kf/ops/rms_norm.h", r"if \(kfi_f\.dweight_p\) \{ memset",
+        "kf/ops/rms_norm.kernels.h", r"if \(kfi_f\.dweight_p\) \{ memset",
         "if (!kfi_f.dweight_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
     "row: a tail's sums go on from the row before": (
-        "kf/ops/layer_norm.h", r"memset\(dbias_t, 0",
+        "kf/ops/layer_norm.kernels.h", r"memset\(dbias_t, 0",
         "if (row == 0) memset(dbias_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
     "row: a tail's sums are the last row's": (
-        "kf/ops/rms_norm.h", r"dweight_p\[i \+ j\] \+=",
+        "kf/ops/rms_norm.kernels.h", r"dweight_p\[i \+ j\] \+=",
         "dweight_p[i + j] =", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64",)),
     "row: every block's sums in the first one's place": (
-        "kf/ops/rms_norm.h", r"kfi_partial\(m, block, 0\)",
+        "kf/ops/rms_norm.kernels.h", r"kfi_partial\(m, block, 0\)",
         "kfi_partial(m, 0, 0)", ("kf_cpu_rms_norm_bwd_f32",)),
     "row: a block's last row is left out": (
-        "kf/ops/log_softmax.h", r": m->rows;",
+        "kf/ops/log_softmax.kernels.h", r": m->rows;",
         ": m->rows - 1;", ("kf_cpu_log_softmax_f32", "kf_cpu_log_softmax_bwd_bf16",)),
     "row: the last block is left out": (
         "kf/core/row.h", r"kfi_parallel\(m->blocks,",
@@ -303,28 +303,28 @@ BROKEN = {
         "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
-        "kf/ops/layer_norm.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
+        "kf/ops/layer_norm.kernels.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: another query's mask": (
-        "kf/ops/scale_bool_mask_softmax.h", r"kfi_shared = kfi_turn / m->channels",
+        "kf/ops/scale_bool_mask_softmax.kernels.h", r"kfi_shared = kfi_turn / m->channels",
         "kfi_shared = kfi_turn % (m->rows / m->channels)", ("kf_cpu_scale_bool_mask_softmax_f32", "kf_cpu_scale_bool_mask_softmax_bf16",)),
     "row: another batch's queries": (
-        "kf/ops/scale_mask_softmax.h", r"kfi_batch \* m->channels \+ kfi_turn % m->channels",
+        "kf/ops/scale_mask_softmax.kernels.h", r"kfi_batch \* m->channels \+ kfi_turn % m->channels",
         "kfi_turn % m->channels", ("kf_cpu_scale_mask_softmax_f32", "kf_cpu_scale_mask_softmax_f64",)),
     "row: a query later than it is": (
-        "kf/ops/scale_causal_softmax.h", r"kfi_f\.query = row % m->queries;",
+        "kf/ops/scale_causal_softmax.kernels.h", r"kfi_f\.query = row % m->queries;",
         "kfi_f.query = row % m->queries + 1;", ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16",)),
     "row: a label's place one behind": (
         "kf/core/row.h", r": \(int\)\(a - from\)",
         ": (int)(a - from) + 1", ("kf_cpu_cross_entropy_bwd_f32", "kf_cpu_nll_bwd_bf16",)),
     "row: a label of no column picks zero": (
-        "kf/ops/nll.h", r"\(float\)NAN",
+        "kf/ops/nll.kernels.h", r"\(float\)NAN",
         "0.0f", ("kf_cpu_nll_f32",)),
     "row: another plane's channel": (
-        "kf/ops/instance_norm.h", r"row % m->channels",
+        "kf/ops/instance_norm.kernels.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
     "row: a channel's next value in another one's place": (
-        "kf/ops/batch_norm_train.h", r"running_mean_out\[row\]",
+        "kf/ops/batch_norm_train.kernels.h", r"running_mean_out\[row\]",
         "running_mean_out[row / 2]", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16",)),
     "row: a channel's two batches side by side": (
         "kf/core/row.h", r"pieces\[1\] > 1 \?",
@@ -363,7 +363,7 @@ BROKEN = {
         "kf/core/row.h", r"nothing \? 0 : outer;",
         "nothing ? 0 : outer - 1;", ("kf_cpu_instance_norm_bwd_f32",)),
     "row: a row's values once an op": (
-        "kf/ops/rms_norm.h", r"\n +(row1 = )",
+        "kf/ops/rms_norm.kernels.h", r"\n +(row1 = )",
         r"\nif (row == 0) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
 }
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.

@@ -12,9 +12,10 @@ import kflib
 import pytest
 from kfgen import render, spec
 from kfgen.cli import main
-from kfgen.render import ROOT, TEMPLATES, Renderer, Selection, parts
+from kfgen.render import PARTS, ROOT, TEMPLATES, Renderer, Selection, parts
 
 GOLDEN = ROOT / "tests/golden"
+ENDS = tuple(f".{part}.{ext}" for ext, found in PARTS.items() for part in found)  # of the files that are parts of a header
 FEW = ("add", "act_dropout", "layer_norm", "sum")  # ops of each family
 
 
@@ -68,7 +69,7 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
     run.write_text("/* edited */\n" + run.read_text())
     again = {p: t for p, t in Renderer(Selection(spec.load(), FEW)).render().items() if p.startswith("kf/ops/")}
     changed = {p for p, t in again.items() if t != files[p]}
-    assert changed == {p for p in again if "from templates/cpu/map.h.j2" in files[p]} == {"kf/ops/add.h", "kf/ops/act_dropout.h"}
+    assert changed == {p for p in again if "from templates/cpu/map.h.j2" in files[p]} == {"kf/ops/add.kernels.h", "kf/ops/act_dropout.kernels.h"}
 
 
 def test_depfile(tmp_path):
@@ -125,16 +126,16 @@ def test_banner_follows_the_text(files):
 
 
 def test_every_guard_is_its_files(files):
-    guarded = {path: text for path, text in files.items() if not path.endswith((".cu", ".device.cuh", ".host.cuh"))}
+    guarded = {path: text for path, text in files.items() if not path.endswith((".cu", *ENDS))}
     guards = [re.search(r"^#ifndef (\w+)", text, re.M)[1] for text in guarded.values()]
     assert len(set(guards)) == len(guards)
     assert all(g == re.sub(r"[^A-Z0-9]", "_", p.upper()) for p, g in zip(guarded, guards))
 
 
 def test_parts_are_included_by_their_header_alone(files):
-    of = {part: path for path in files for part in parts(path)[1:] if part in files}
-    assert set(of) == {p for p in files if p.endswith((".device.cuh", ".host.cuh"))} and len(of) > 50
-    found = [(part, path) for path, text in files.items() for part in re.findall(r'#include "(kf/ops/\w+\.(?:device|host)\.cuh)"', text)]
+    of = {part: path for path in files if path.endswith((".h", ".cuh")) for part in parts(path)[1:] if part in files}
+    assert set(of) == {p for p in files if p.endswith(ENDS)} and len(of) > 50 * len(ENDS)
+    found = [(part, path) for path, text in files.items() for part in re.findall(r'#include "(kf/ops/\w+\.\w+\.\w+)"', text)]
     assert sorted(found) == sorted(of.items())
 
 

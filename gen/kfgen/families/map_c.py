@@ -172,6 +172,10 @@ class MapC(C):
     def shape(self):
         return "outer, channels, inner, 1" if self.k.has_channel else "rows, 0, cols, 0"
 
+    @property
+    def workspace_bytes(self):
+        return f"kfi_cpu_workspace({self.shape}, {len(self.k.sums)}, {self.k.dtype.acc.size})"
+
     def run_arguments(self, launcher):
         k = self.k
         found = [f"kfi_tile_{k.name}_{launcher.act.name}", f'"{launcher.act.name}"'] + ([str(int(bwd_reads_x(launcher.act)))] if k.asks_reads else [])

@@ -44,12 +44,18 @@ class RowsCuda(Cuda):
 
 
 class RowsC(C):
+    code = "{}"  # what a launcher hands over of its activation's code, of the kernel's name and the activation's
+
+    def run_arguments(self, launcher):
+        k, act = self.k, launcher.act
+        found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + ([str(int(bwd_reads_x(act)))] if k.asks_reads else [])
+        found += [a.name for a in k.tensor_arguments] + k.sizes + (["kfi_integers"] if k.integers else [])
+        found += ["scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
+        return ", ".join(found + [a.name for a in k.workspace_arguments])
+
     def listing(self, act):
         """What is computed, in order, for a reader."""
         return self.plan(act).listing()
-
-    def reads_x(self, act):
-        return bwd_reads_x(act)
 
     def reads(self, found):
         return set().union(found.reads, *(p.reads for p in found.passes), found.groups.reads if found.groups else ())

@@ -7,6 +7,12 @@ from kfgen.passes import inlined, program
 
 
 class ReduceC(RowsC):
+    code = "kfi_reduce_{}"
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.dtype.acc.size})"
+
     @property
     def codes(self):
         """How each reduction joins, as core/reduce.h has it."""

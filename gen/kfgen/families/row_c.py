@@ -48,6 +48,8 @@ class Sharing:
 
 
 class RowC(RowsC):
+    code = "kfi_passes_{}()"
+
     def __init__(self, kernel):
         super().__init__(kernel)
         self._plans = {}  # by activation
@@ -83,6 +85,14 @@ class RowC(RowsC):
     def sharing(self, extends):
         """What finds the functions that activations have in common. extends: beside those of an installed header."""
         return Sharing(self.k.name, extends)
+
+    @property
+    def workspace_bytes(self):
+        k = self.k
+        if k.sums:
+            return f"kfi_cpu_workspace(rows, 0, cols, 0, {len(k.sums)}, {k.dtype.acc.size})"
+        kind, sums = ("group", k.group_sums) if k.group_sums else ("plane", k.plane_sums)
+        return f"kfi_cpu_{kind}_workspace({', '.join(k.sizes)}, {len(sums)}, {k.dtype.acc.size})"
 
     @property
     def frame_sources(self):

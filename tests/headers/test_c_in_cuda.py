@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C headers in a file for nvcc: host code calls what they declare, and the device's pass does not read what they compute."""
+
+import re
+import subprocess
+
+import kflib
+import pytest
+import toolkit
+
+NVCC = toolkit.nvcc()
+pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
+# Host code as a user writes it: a plain function, an address, a template, a lambda, beside a kernel and CUDA's own launchers.
+PROGRAM = """#include <kf/kf.h>
+#include <kf/kf.cuh>
+#include <stdio.h>
+__global__ void own(float *x) { x[threadIdx.x] = kf_gelu(x[threadIdx.x]); }
+static kf_result_t (*const add)(const float *, const float *, float *, int64_t) = kf_cpu_add_relu_f32;
+template <typename T> static kf_result_t normalise(const T *x, T *out) { return kf_cpu_layer_norm_f32(x, NULL, NULL, out, NULL, NULL, 1, 4, 0.0f); }
+int main(int argc, char **)
+{
+    const float a[4] = {1, 2, 3, -4}, b[4] = {1, 1, 1, 1};
+    float sum[4], normal[4], total[1];
+    double work[512];
+    if (add(a, b, sum, 4) != KF_SUCCESS || sum[2] != 4.0f || sum[3] != 0.0f) return 1;
+    if (normalise(b, normal) != KF_SUCCESS) return 2;
+    const auto summed = [&] { return kf_cpu_sum_f32(a, total, 1, 4, 1, work, sizeof work); };
+    if (summed() != KF_SUCCESS || total[0] != 2.0f || kf_cpu_sum_f32_workspace_bytes(1, 4, 1) > sizeof work) return 3;
+    if (kf_cpu_gelu_f32(NULL, sum, 4) != KF_ERROR_NULL_POINTER) return 4;
+    if (argc > 9) { /* compiled, not run: there may be no GPU */
+        own<<<1, 4>>>(sum);
+        return kf_add_relu_f32(a, b, sum, 4, nullptr);
+    }
+    puts(kf_get_last_error_detail());
+    return 0;
+}
+"""
+
+
+def test_host_code_calls_them(include, tmp_path):
+    (tmp_path / "both.cu").write_text(PROGRAM)
+    command = [NVCC, "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", *(f"-I{d}" for d in include)]
+    done = subprocess.run([*command, "both.cu", "-o", "both"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    done = subprocess.run([tmp_path / "both"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("kf_cpu_gelu_f32: x is NULL"), done
+
+
+def device_pass(text, include, work):
+    """The words of a file as they are given to the compiler of device code: after preprocessing with what nvcc defines there."""
+    work.mkdir()
+    (work / "one.cu").write_text(text)
+    command = [NVCC, "-std=c++17", "-D__CUDA_ARCH__=900", *(f"-I{d}" for d in include), "-E", "one.cu"]
+    said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
+    return re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", said, flags=re.M))
+
+
+CORE = ["kf/core/version.h", "kf/core/map.h", "kf/core/row.h", "kf/core/reduce.h", "kf/ops/activations.h"]
+
+
+def test_the_device_s_pass_reads_declarations_alone(include, tmp_path):
+    """kf.h is half a million lines, and parsing them took the device's pass as long as it took the host's."""
+    whole = device_pass("#include <kf/kf.h>\n", include, tmp_path / "whole")
+    core = device_pass("".join(f"#include <{h}>\n" for h in CORE), include, tmp_path / "core")
+    functions = kflib.manifest()["functions"]
+    public = {f["cpu_name"] for f in functions} | {f["cpu_workspace"] for f in functions if f["cpu_workspace"]}
+    assert sorted(w for w in whole if w.startswith("kf_cpu_")) == sorted(public)  # each once
+    assert [w for w in set(whole) - set(core) if w.startswith("kfi_")] == []
+    assert len(core) > 10000 and (len(whole) - len(core)) / len(public) <= 40, (len(whole), len(core))
