@@ -18,29 +18,40 @@ WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
 POINTS = 96
 
 
+def _chosen(selection):
+    """(activations, [(op, activation)]) to look at: all, or where there are a user's own entries those, and kf's with them."""
+    acts = selection.activations
+    pairs = [(op, act) for op in selection.ops for act in op.activations]
+    if all(entry.builtin for entry in (*acts, *selection.ops)):
+        return acts, pairs
+    return [a for a in acts if not a.builtin], [(op, act) for op, act in pairs if not (op.builtin and act.builtin)]
+
+
 def run(selection):
     """(messages about what is wrong, lines that count what was looked at)."""
-    failures, edges, pairs, good = [], 0, 0, []
-    for act in selection.activations:
+    failures, edges, wrong = [], 0, []
+    acts, pairs = _chosen(selection)
+    for act in acts:
         before = len(failures)
         try:
             edges += _activation(act, failures)
         except Trouble as e:
             failures.append(str(e))
-        good += [act] if len(failures) == before else []  # every op would fail with the others
-    for op in selection.ops:
-        for act in op.activations:
-            if act in good:
-                pairs += 1
-                try:
-                    _op(op, act, failures)
-                except Trouble as e:
-                    failures.append(str(e))
+        wrong += [act] if len(failures) > before else []  # every op would fail with it
+    pairs = [(op, act) for op, act in pairs if act not in wrong]
+    for op, act in pairs:
+        try:
+            _op(op, act, failures)
+        except Trouble as e:
+            failures.append(str(e))
     functions = sum(len(k.launchers) for k in selection.all_kernels())
-    wrong = f", {len(failures)} wrong" if failures else ""
-    return failures, [f"{len(selection.activations)} activations: values, derivatives and {edges} edges",
-                      f"{len(selection.ops)} ops with their activations, {pairs} in all: values and gradients",
-                      f"{functions} functions per backend: names{wrong}"]
+    return failures, [f"{_count(len(acts), 'activation')}: values, derivatives and {edges} edges",
+                      f"{_count(len({op.pattern for op, _ in pairs}), 'op')} with their activations, {len(pairs)} in all: values and gradients",
+                      f"{functions} functions per backend: names{f', {len(failures)} wrong' if failures else ''}"]
+
+
+def _count(n, word):
+    return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 class Trouble(Exception):

@@ -4,9 +4,9 @@ import ways
 
 
 @pytest.fixture(scope="session")
-def clone(tmp_path_factory):
+def clone(once):
     """A copy of the repository that tests only read, apart from its build directory. Its name has a blank."""
-    return ways.copy(tmp_path_factory.mktemp("clone") / "a clone")
+    return once("clone", lambda folder: ways.copy(folder / "a clone"))
 
 
 @pytest.fixture
@@ -16,18 +16,23 @@ def checkout(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def home(clone, tmp_path_factory):
+def home(clone, once):
     """The home directory of a user who has installed kf in ~/.local, as docs/install.md says."""
-    folder = tmp_path_factory.mktemp("home")
-    ways.shell(ways.snippet("install"), clone, folder)
-    return folder
+    def installed(folder):
+        ways.shell(ways.snippet("install"), clone, folder)
+        return folder
+
+    return once("home", installed)
 
 
 @pytest.fixture(scope="session")
-def archive(tmp_path_factory):
+def archive(once):
     """The release archive, made in a clean git checkout."""
-    folder = ways.copy(tmp_path_factory.mktemp("release") / "kf")
-    ways.commit(folder)
-    ways.run("make", "dist", cwd=folder)
-    assert ways.run("git", "status", "--porcelain", cwd=folder) == ""
-    return folder / f"build/dist/kf-{ways.VERSION}.tar.gz"
+    def made(folder):
+        folder = ways.copy(folder / "kf")
+        ways.commit(folder)
+        ways.run("make", "dist", cwd=folder)
+        assert ways.run("git", "status", "--porcelain", cwd=folder) == ""
+        return folder / f"build/dist/kf-{ways.VERSION}.tar.gz"
+
+    return once("archive", made)

@@ -97,9 +97,12 @@ def test_a_selection_s_files(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
+def own(once):
     """A user's own spec file beside headers as `make install` leaves them: [include directories]."""
-    work = tmp_path_factory.mktemp("own")
+    return once("launchers of a user", of_a_user)
+
+
+def of_a_user(work):
     (work / "my.toml").write_text(OWN)
     chosen = ["--ops", "add,shift,bias", "--dtypes", "f32"]
     assert main(["render", "--spec", str(work / "my.toml"), *chosen, "--out", str(work / "include")]) == 0
@@ -204,9 +207,12 @@ def test_refused_with_nvrtc(include, tmp_path):
 # ---- compiled once, linked with programs that gcc compiled
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(once):
     """A folder with include/, kf_launchers_f32.o and _f16.o, libkf_launchers.a and .so, of a few functions."""
-    work = tmp_path_factory.mktemp("built")
+    return once("built launchers", build)
+
+
+def build(work):
     shutil.copytree(ROOT / "include/kf/core", work / "include/kf/core")
     assert main(["render", "--out", str(work / "include"), *SUBSET]) == 0
     sources = sorted((work / "include/kf").glob("kf_launchers_*.cu"))

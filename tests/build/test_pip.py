@@ -15,9 +15,12 @@ pytest.importorskip("setuptools", reason="no setuptools")
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+def environment(once):
     """A virtual environment with kfgen in it; jinja2 and setuptools are those of the tests: nothing is fetched."""
-    folder = tmp_path_factory.mktemp("pip")
+    return once("pip", installed)
+
+
+def installed(folder):
     source = ways.copy(folder / "checkout")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     [packages] = (folder / "venv/lib").glob("python3*/site-packages")

@@ -20,11 +20,13 @@ NVCC = [ways.NVCC, "-std=c++17", "-arch=sm_90"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(once):
     """The files, and nothing else of kf's."""
-    out = tmp_path_factory.mktemp("single")
-    run("kfgen", "single", "--out", out)
-    return out
+    def written(out):
+        run("kfgen", "single", "--out", out)
+        return out
+
+    return once("single files", written)
 
 
 def test_form(folder):

@@ -26,9 +26,9 @@ def test_loops_over_strips(header, include, tmp_path):
     flags = [f"-I{d}" for d in include]
     done = subprocess.run(["gcc", "-std=c11", "-O3", "-march=x86-64-v3", *flags, "-fopt-info-vec-loop-optimized", "-c", "all.c", "-o", "all.o"],
                           cwd=tmp_path, capture_output=True, text=True, check=True)
-    said = [line for line in done.stderr.splitlines() if f"{header}.h:" in line]
+    said = [line for line in done.stderr.splitlines() if f"{header}.kernels.h:" in line]
     assert not [line for line in said if "jam" in line]
-    source = next(d / f"{header}.h" for d in include if (d / f"{header}.h").exists()).read_text().split("\n")
+    source = next(d / f"{header}.kernels.h" for d in include if (d / f"{header}.kernels.h").exists()).read_text().split("\n")
     vectorised = {int(m[1]) for line in said if (m := re.search(r"\.h:(\d+):\d+: optimized: loop vectorized", line))}
     used = {f["cpu_name"].removeprefix("kf_cpu_") for f in OPS[header]}
     loops, of = [], ""

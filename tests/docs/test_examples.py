@@ -26,9 +26,12 @@ def run(*command, status=(0,)):
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory):
+def prefix(once):
     """An include directory with core, the generated headers and those of examples/my_ops.toml."""
-    out = tmp_path_factory.mktemp("prefix")
+    return once("headers of the examples", installed)
+
+
+def installed(out):
     shutil.copytree(ROOT / "include/kf/core", out / "kf/core")
     shutil.copytree(kflib.render(BUILD)[1] / "kf", out / "kf", dirs_exist_ok=True)
     run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "render", "--spec", EXAMPLES / "my_ops.toml", "--out", out)

@@ -117,13 +117,13 @@ def test_the_entries_are_right(tmp_path):
     assert check(text_of(ENTRIES), tmp_path / "mine.toml") and tomllib.loads(text_of(ENTRIES)) == ENTRIES
 
 
-@examples(250)
+@examples(120, 1000)
 @given(text=spoiled())
 def test_spoiled_entries(tmp_path_factory, text):
     check(text, tmp_path_factory.getbasetemp() / "spoiled.toml")
 
 
-@examples(120)
+@examples(60, 480)
 @given(data=st.data())
 def test_spoiled_text(tmp_path_factory, data):
     """Characters taken away, put in and doubled."""

@@ -197,14 +197,21 @@ OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "
              "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of", "channels_of")}
 
 
+@pytest.fixture(scope="module")
+def of_families(once):
+    """{family: {path: text}}."""
+    def rendered(folder):
+        (folder / "own.toml").write_text(OWN)
+        return {family: Renderer(Selection(spec.load([folder / "own.toml"]), ops)).render() for family, ops in OF_FAMILY.items()}
+
+    return once("reserved words", rendered)
+
+
 @pytest.mark.parametrize("ext", [".cuh", ".h"])
 @pytest.mark.parametrize("family", OF_FAMILY)
-def test_reserved_words_are_complete(tmp_path, family, ext):
+def test_reserved_words_are_complete(of_families, family, ext):
     """Every name that the generated code uses beside operands' is refused to operands."""
-    path = tmp_path / "own.toml"
-    path.write_text(OWN)
-    files = Renderer(Selection(spec.load([path]), OF_FAMILY[family])).render()
-    found = set()
+    files, found = of_families[family], set()
     for stem in OF_FAMILY[family]:
         whole = "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}"))
         text = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"", " ", whole, flags=re.S)

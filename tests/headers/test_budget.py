@@ -14,8 +14,8 @@ needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
 
 
 @pytest.fixture(scope="module")
-def measured(include):
-    return budget.measure(include)
+def measured(include, once):
+    return once("budget", lambda folder: budget.measure(include))
 
 
 @pytest.mark.level(2)

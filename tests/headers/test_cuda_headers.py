@@ -129,7 +129,7 @@ def test_both_umbrellas(standard, include, tmp_path):
     swapped = BOTH.replace("#include <kf/kf.cuh>\n#include <kf/kf.h>\n", "#include <kf/kf.h>\n#include <kf/kf.cuh>\n", 1)
     files = cases.by_level({"both.cu": BOTH}, {"both.cu": BOTH, "swapped.cu": swapped})
     sources = write(tmp_path, files)
-    passes([NVCC, f"-std={standard}", ARCH, *NVCC_WARNINGS, *(f"-isystem={d}" for d in include), "-c", *sources], cwd=tmp_path)
+    passes([NVCC, f"-std={standard}", ARCH, *quick(), *NVCC_WARNINGS, *(f"-isystem={d}" for d in include), "-c", *sources], cwd=tmp_path)
 
 
 def test_the_samples_are_whole():

@@ -16,8 +16,8 @@ ACTIVATIONS = kflib.manifest()["activations"]
 
 
 @pytest.fixture(scope="module")
-def counts(include):
-    return instructions.measure(include, ACTIVATIONS)
+def counts(include, once):
+    return once("instructions", lambda folder: instructions.measure(include, ACTIVATIONS))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a["name"])

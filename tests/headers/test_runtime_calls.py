@@ -24,9 +24,12 @@ if cases.LEVEL == 1:
 
 
 @pytest.fixture(scope="module")
-def objects(include, tmp_path_factory):
+def objects(include, once):
     """{name: object} of launchers of every kind and of the counters; linked together in `lib`."""
-    folder = tmp_path_factory.mktemp("calls")
+    return once("runtime calls", lambda folder: compiled(include, folder))
+
+
+def compiled(include, folder):
     parts = kflib.sources("cuda", KINDS)
     files = {"detail.cu": parts.pop("detail.cu"), "launchers.cu": "\n".join(parts.values())} | counting.source()
     command = [NVCC, "-arch=sm_90", "-Xptxas", "-O0", "-Xcompiler", "-fPIC", *(f"-I{d}" for d in include), "-c"]

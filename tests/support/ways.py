@@ -12,6 +12,7 @@ import sys
 import cases
 import kflib
 import pytest
+from kfgen import render
 from kfgen.paths import version
 
 ROOT = kflib.ROOT
@@ -123,6 +124,11 @@ def commit(folder):
     git = ["git", "-c", "user.name=kf", "-c", "user.email=kf@example.org", "-c", "commit.gpgsign=false", "-c", "core.autocrlf=false"]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
         run(*git, *arguments, cwd=folder, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
+
+
+def headers(*ops):
+    """The files of ops' C headers."""
+    return {part for op in ops for part in render.parts(f"{op}.h")}
 
 
 def consumer(folder, **files):
