@@ -138,10 +138,14 @@ def cost(k):
     return f"Per element: {count} bytes, {operations}."
 
 
+def codes(k):
+    """What it may return but for success, and for what a launch itself gives."""
+    return ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout else []), "NULL_POINTER", "MISALIGNED", "OVERLAP", *(["WORKSPACE"] if k.scratch else [])]
+
+
 def errors(k):
-    found = ["INVALID_SIZE" + (" (an axis of 0 too)" if k.refuses else "")] + (["INVALID_VALUE (of p)"] if k.dropout else [])
-    found += ["NULL_POINTER", "MISALIGNED", "OVERLAP"] + (["WORKSPACE"] if k.scratch else [])
-    return f"Errors: {', '.join(found)}; CUDA also a launch's own."
+    why = {"INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "", "INVALID_VALUE": " (of p)"}
+    return f"Errors: {', '.join(code + why.get(code, '') for code in codes(k))}; CUDA also a launch's own."
 
 
 def workspace(k):

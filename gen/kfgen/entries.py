@@ -85,7 +85,7 @@ class Activation:
     brief: str
     expr: str
     dexpr: str | None
-    scalars: dict
+    scalars: dict  # name: the value that tests use
     ref: str
     dref: str | None
     edges: dict
@@ -98,6 +98,7 @@ class Activation:
     since: str
     file: str
     builtin: bool
+    said: dict = field(default_factory=dict)  # name of a scalar: Scalar
 
     def build(self, graph, x, scalars):
         return parse(graph, self.expr, {"x": x, **scalars})
@@ -137,7 +138,7 @@ class Op:
     brief: str
     operands: list
     outputs: dict  # name: expression
-    scalars: dict
+    scalars: dict  # name: the value that tests use
     refs: dict
     ints: bool
     without: tuple
@@ -148,6 +149,7 @@ class Op:
     builtin: bool
     family: str = "map"
     saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    said: dict = field(default_factory=dict)  # name of a scalar: Scalar
     integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
     updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
     layout: str = ""  # "channels", or as the operands' kinds have it
@@ -230,21 +232,48 @@ class Fields:
             raise self.error(name, "is not a field of this entry", f"did you mean `{near[0]}`?" if near else "remove it, or correct its spelling")
 
 
+@dataclass(frozen=True)
+class Scalar:
+    """What is said of a run-time scalar beside its name."""
+
+    value: float  # tests use it; whole numbers of 64 bits are ints
+    default: float  # that frontends take where they are given none
+    least: float | None = None  # outside of these bounds it has no meaning, which launchers do not check
+    most: float | None = None
+
+
+def _scalar(f, name, given):
+    """From a number, or from { value, default, least, most, kind }."""
+    told = given if isinstance(given, dict) else {"value": given}
+    whole = told.get("kind") == "int"
+    numbers = {k: v for k, v in told.items() if k != "kind"}
+    fits = all(isinstance(v, int if whole else (int, float)) and not isinstance(v, bool) for v in numbers.values())
+    if not fits or "value" not in numbers or told.get("kind", "int") != "int" or numbers.keys() - Scalar.__dataclass_fields__.keys():
+        fix = (f"give {name} a number; tests use it. {name} = {{ value = 0.5, default = 1, least = 0, most = 2 }} also says what frontends "
+               f'take and what is meant; a whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}')
+        raise f.error("scalars", f"{name} is {given!r}", fix)
+    numbers = {k: v if whole else float(v) for k, v in numbers.items()}
+    found = Scalar(**{"default": numbers["value"], **numbers})
+    for what, number in (("value", found.value), ("default", found.default)):
+        if (found.least is not None and number < found.least) or (found.most is not None and number > found.most):
+            raise f.error("scalars", f"the {what} of {name}, {number:g}, is not within its bounds", "correct one of them")
+    return found
+
+
 def scalars(f, most, own=()):
+    """{name: Scalar}."""
     table = f.get("scalars", dict, {}, what="{ name = value for tests, ... }")
-    found = {}
-    for name, value in table.items():
-        whole = isinstance(value, dict) and value.get("kind") == "int" and set(value) == {"kind", "value"}
-        number = value["value"] if whole else value
+    for name in table:
         if not usable(name) or name in own:
             raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
-        if isinstance(number, bool) or not isinstance(number, int if whole else (int, float)):
-            fix = f'give {name} a number; tests use it. A whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}'
-            raise f.error("scalars", f"{name} is {value!r}", fix)
-        found[name] = number if whole else float(number)
     if len(table) > most:
         raise f.error("scalars", f"has {len(table)} entries", f"at most {most} are possible")
-    return found
+    return {name: _scalar(f, name, value) for name, value in table.items()}
+
+
+def values(scalars_):
+    """What tests use."""
+    return {name: s.value for name, s in scalars_.items()}
 
 
 def is_number(text):

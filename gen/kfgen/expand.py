@@ -15,10 +15,10 @@ def dtype_tuples(op, dtypes):
 
 
 def kernels(op, dtypes=DTYPES):
-    """The kernels of one op. A cast, integers, and ops of which no operand has a gradient have no backward."""
+    """The kernels of one op."""
     found = []
     for ds in dtype_tuples(op, dtypes):
         found.append(families.of(op).forward(op, ds))
-        if op.types != "pairs" and ds[0] not in INT_DTYPES and any(o.grad for o in op.operands):
+        if found[-1].has_backward:
             found.append(families.of(op).backward(op, ds))
     return [kernel for kernel in found if kernel.acts]

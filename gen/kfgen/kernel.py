@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from kfgen import contract, limits, names
 from kfgen.activation import bwd_reads_x
-from kfgen.dtypes import DTYPE, FLOAT_DTYPES, Dtype
+from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES, Dtype
 from kfgen.emit import counts
 from kfgen.entries import SpecError
 
+WEIGHTS = ("row", "channel", "group")  # kinds of operands that all rows or all batches share: their gradients are added up
 ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
 
 
@@ -20,8 +21,11 @@ class Tensor:
     kind: str  # of its family's forms, which have its shape
     dtype: Dtype
     role: str  # in, out, sum (a gradient reduced to a row or channel)
+    use: str  # what it is to callers: input, weight, output, saved (of the forward, for the backward), gradient
+    var: str  # the type variable that its dtype is: T, U, acc; or the dtype itself
     parts: tuple  # the names expressions use, two for "half"
     reads: str = "always"  # of inputs: always, act (if the activation's gradient reads its argument), never
+    of: str = ""  # of gradients: the operand or the output
     same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
     place_of: str = ""  # of an input's next value: the input, in whose place it may be
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
@@ -154,6 +158,11 @@ class Kernel:
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def has_backward(self):
+        """A cast, integers, and ops of which no operand has a gradient have none."""
+        return self.op.types != "pairs" and self.dtypes[0] not in INT_DTYPES and any(o.grad for o in self.op.operands)
 
     @property
     def form(self):

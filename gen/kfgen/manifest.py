@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
-from kfgen import abi, names
+from kfgen import abi, contract, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, INT_DTYPES
 
@@ -9,42 +9,88 @@ BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors a
 
 
 def tensor(k, stream, act):
+    """A tensor argument. use: input, weight, output, saved (of the forward, for the backward), or gradient `of` another; var: the type variable
+    that its dtype is (of `variables`), or the dtype itself; absent: the number that NULL stands for."""
     unread = stream.role == "in" and not k.reads(stream, act)
     return {
-        "name": stream.name, "role": stream.role, "kind": stream.kind, "shape": k.shape(stream), "dtype": stream.dtype.word,
-        "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "same_as": stream.same_as,
-        "place_of": stream.place_of,
+        "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
+        "dtype": stream.dtype.word, "var": stream.var,
+        "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "absent": stream.absent,
+        "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
+        "column": stream.role == "in" and stream.name in k.columns, "memory": "device",
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
 
-def function(launcher, user=None):
+def value(k, act, argument):
+    """Any other argument. default, least and most: of scalars, None where nothing is said; memory: where what a pointer points to is."""
+    said = (k.op.said | act.said).get(argument.name) if argument.role in ("scalar", "integer", "act_scalar") else None
+    found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
+    if said:
+        found |= {"default": said.default, "least": said.least, "most": said.most}
+    if argument.role == "size":
+        found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
+    if "*" in argument.ctype:
+        found |= {"memory": "device"}
+    return found
+
+
+def variables(k):
+    """The type variables of a function: what each is and what it is of."""
+    found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
+    if k.op.types != "one":
+        found.append({"name": "U", "dtype": k.dtypes[-1], "of": "results" if k.op.types == "pairs" else "weights"})
+    return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])
+
+
+def axes(k):
+    """How a tensor of any number of dimensions becomes the sizes: (families/family.py)."""
+    axis, of = k.family.axes[k.form]
+    batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
+    return {"axis": axis, "sizes": of, "batch": batch}
+
+
+def cost(k, tensors):
+    """Bytes of every tensor once and operations, as expressions of the sizes."""
+    moved = [(" * ".join(t["shape"]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"]]
+    shapes = {}
+    for shape, size in moved:
+        shapes[shape] = shapes.get(shape, 0) + size
+    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.sizes])}
+
+
+def of_kernel(k):
+    """What its functions have in common."""
+    return {"variables": variables(k), "axes": axes(k), "errors": contract.codes(k), "formula": contract.formulas(k), "flops": k.flops,
+            "workspace_arguments": k.sizes if k.scratch else []}
+
+
+def function(launcher, user=None, common=None):
     k, act = launcher.kernel, launcher.act
     folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
     tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
-    arguments = []
-    for a in launcher.arguments:
-        entry = by_name.get(a.name) if a.role in ("in", "out") else None
-        arguments.append(entry or {"name": a.name, "role": a.role, "ctype": a.ctype.strip()})
+    arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
     defaults = k.op.scalars | act.scalars
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
+    other = names.function(k.op.pattern, act.name, k.dtypes, not k.bwd, launcher.state)
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family.name, "activation": act.name,
         "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
-        "dtypes": list(k.dtypes), "bwd": k.bwd, "state": launcher.state,
-        "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
+        "dtypes": list(k.dtypes), "bwd": k.bwd,
+        "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
+        "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars]},
         "workspace": k.workspace if k.scratch else None, "cpu_workspace": k.cpu_workspace if k.scratch else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
-        "bytes": sum(s.dtype.size * len(s.parts) for s in moved), "flops": k.flops,
+        "cost": cost(k, tensors), "bytes": sum(s.dtype.size * len(s.parts) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
-        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since}
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
 
 
 def build(selection, user=None):
     """The whole manifest of a selection, in the order of the spec. user: the stem of spec files rendered beside the rest."""
-    found = [function(launcher, user) for k in selection.all_kernels() for launcher in k.launchers]
+    found = [function(launcher, user, common) for k in selection.all_kernels() for common in [of_kernel(k)] for launcher in k.launchers]
     activations = [{
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]

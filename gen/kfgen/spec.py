@@ -24,6 +24,7 @@ from kfgen.entries import (
     scalars,
     updated,
     usable,
+    values,
 )
 from kfgen.expr import BOOLEAN, ExprError, Graph, parse
 from kfgen.families import FAMILIES
@@ -87,7 +88,7 @@ def _load_activation(spec, file, name, f, builtin):
         brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
-        scalars=scalars(f, limits.ACT_SCALARS, own=("x",)),
+        scalars=values(said := scalars(f, limits.ACT_SCALARS, own=("x",))), said=said,
         ref=f.get("ref", str, required=True, what='"the same function in NumPy (np) and scipy.special (sp)"'),
         dref=f.get("dref", str),
         edges=f.get("edges", dict, {}, what='{ nan = "nan", inf = ... }'),
@@ -139,7 +140,8 @@ def _load_op(spec, file, pattern, f, builtin):
     if word not in FAMILIES:
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
     family = FAMILIES[word]
-    given = scalars(f, limits.SCALARS)
+    said = scalars(f, limits.SCALARS)
+    given = values(said)
     integers = tuple(name for name, value in given.items() if isinstance(value, int))
     if integers and not family.integers:
         raise f.error("scalars", f"`{integers[0]}` is a whole number, which family {family.name!r} does not take", "give it a number alone")
@@ -172,7 +174,7 @@ def _load_op(spec, file, pattern, f, builtin):
     for name in sorted(plain & {f"d{n}" for n in plain}) if any(o.grad for o in operands) else ():
         raise f.error("operands", f"`{name}` is also the name of the gradient of `{name[1:]}`", "rename one of the two")
     op = Op(
-        pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=given, refs=refs, family=family.name,
+        pattern=pattern, file=file, builtin=builtin, operands=operands, outputs=outputs, scalars=given, said=said, refs=refs, family=family.name,
         integers=integers, saved=saved, updates=updates, grads=grads, layout=f.get("layout", str, "", what='"channels"'),
         empty=f.get("empty", str, "value", what='"value" or "error"'),
         brief=f.line("brief"),

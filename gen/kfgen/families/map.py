@@ -9,7 +9,7 @@ from kfgen.expr import KEEP, Graph, gradient, substitute
 from kfgen.families.family import Family, one_broadcast
 from kfgen.families.map_c import MapC
 from kfgen.families.map_cuda import MapCuda
-from kfgen.kernel import Kernel, Tensor
+from kfgen.kernel import WEIGHTS, Kernel, Tensor
 
 
 class MapKernel(Kernel):
@@ -41,11 +41,12 @@ class MapKernel(Kernel):
         op = self.op
         graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", o.values) for o in op.operands]
-        out_dtype = DTYPE[self.dtypes[-1]]
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in WEIGHTS else "input", o.dtype, o.values)
+                         for o in op.operands]
+        out_dtype, out_var = DTYPE[self.dtypes[-1]], "U" if len(self.dtypes) > 1 else "T"
         if not self.bwd:
             self.inputs = self.operands
-            self.outputs = [Tensor(name, "elem", out_dtype, "out", (name,), exprs=[node]) for name, node in outs.items()]
+            self.outputs = [Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node]) for name, node in outs.items()]
         else:
             douts = {name: graph.var(f"d{name}") for name in outs}
             wanted = [o for o in op.operands if o.grad]
@@ -55,9 +56,9 @@ class MapKernel(Kernel):
                 stream = next(s for s in self.operands if s.name == o.name)
                 exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
                 twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
-                self.outputs.append(Tensor(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out",
-                                           tuple(f"d{v}" for v in o.values), same_as=twin, exprs=exprs, required=False))
-            seeds = [Tensor(f"d{name}", "elem", out_dtype, "in", (f"d{name}",)) for name in outs]
+                self.outputs.append(Tensor(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
+                                           tuple(f"d{v}" for v in o.values), of=o.name, same_as=twin, exprs=exprs, required=False))
+            seeds = [Tensor(f"d{name}", "elem", out_dtype, "in", "gradient", out_var, (f"d{name}",), of=name) for name in outs]
             self.inputs = self.operands + seeds
         self.graph = graph
         self.roots = [e for s in self.outputs for e in s.exprs]
@@ -111,6 +112,8 @@ class Map(Family):
     forms = {"flat": {"elem": "n"},
              "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
              "planes": {"elem": "outer, channels, inner", "channel": "channels"}}
+    axes = {"flat": (None, {"n": "all"}), "rows": (-1, {"rows": "before", "cols": "axis"}),
+            "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")
 

@@ -9,12 +9,11 @@ from kfgen.dtypes import DTYPE
 from kfgen.entries import SpecError, updated
 from kfgen.expr import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM, ExprError, stages
 from kfgen.families.family import Family, wrong
-from kfgen.kernel import Kernel, Tensor
+from kfgen.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.passes import copy, picks, program, stored
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
-SUMMED = ("row", "channel", "group")  # kinds whose gradients are added up
 
 
 @dataclass
@@ -38,17 +37,18 @@ class RowsKernel(Kernel):
         asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
         self.layout = next(iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows")
         per_row = next(kind for kind in self.family.forms[self.form] if kind in PER_ROW)
-        self.operands = [Tensor(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in", o.values, absent=o.absent)
-                         for o in op.operands]
+        self.operands = [Tensor(o.name, per_row if o.kind == "per_row" else o.kind, dtype_of[o.dtype], "in",
+                                "weight" if self.is_weight(o) else "input", o.dtype, o.values, absent=o.absent) for o in op.operands]
 
-        def result(name, node, kind="", dtype=None, **more):
+        def result(name, node, kind="", use="output", **more):
             kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
-            return Tensor(name, kind, dtype or (self.dtype if kind == "elem" else self.dtype.acc), "out", (name,), exprs=[node], **more)
+            dtype, var = (self.dtype, "T") if kind == "elem" else (self.dtype.acc, "acc")
+            return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
 
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
-            self.outputs += [result(n, node, per_row, required=False) for n, node in saved.items()]
+            self.outputs += [result(n, node, per_row, "saved", required=False) for n, node in saved.items()]
             self.outputs += [result(updated(n), env[updated(n)], per_row, required=False, place_of=n) for n in op.updates]
             replaced = {}
         else:
@@ -58,8 +58,8 @@ class RowsKernel(Kernel):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
                     twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == stream.kind), "")
-                    self.outputs.append(Tensor(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in SUMMED else "out",
-                                               (f"d{o.name}",), same_as=twin, exprs=[node], required=False))
+                    self.outputs.append(Tensor(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in WEIGHTS else "out",
+                                               "gradient", o.dtype, (f"d{o.name}",), of=o.name, same_as=twin, exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
         # Operands that are numbers of columns.
         self.columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
@@ -69,8 +69,8 @@ class RowsKernel(Kernel):
         read = self.graph.variables(self.roots)
         if self.bwd:
             again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
-            kept = [Tensor(n, per_row, self.dtype.acc, "in", (n,)) for n in saved]
-            seeds = [replace(result(f"d{n}", node), role="in", exprs=[]) for n, node in outs.items()]
+            kept = [Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved]
+            seeds = [replace(result(f"d{n}", node, use="gradient", of=n), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds
         linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
         anyway = linear.variables(roots) if self.bwd else read
@@ -84,6 +84,10 @@ class RowsKernel(Kernel):
         picked = picks(self.graph, self.roots)
         self.picks = [Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args)) for i in picked]
         self.along = {graph.nodes[i].value for graph, roots in [copy(self.graph, self.roots, picked)] for i in graph.reachable(roots)}
+
+    def is_weight(self, operand):
+        """Whether all rows share it, or, where a row is a channel's, all batches: then it is one per row."""
+        return operand.kind in WEIGHTS or (operand.kind == "per_row" and operand.grad and self.layout == "channels")
 
     def _sort(self):
         self.loads = [s for s in self.inputs if s.kind in ("elem", "shared") and s.name in self.along]

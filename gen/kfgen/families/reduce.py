@@ -26,7 +26,7 @@ class ReduceKernel(RowsKernel):
     def _build(self):
         super()._build()
         for s in self.streams:
-            s.dtype = self.dtype
+            s.dtype, s.var = self.dtype, "T"
         self.workspace = names.workspace(self.op.pattern, self.dtypes, bwd=self.bwd)
         self.cpu_workspace = names.workspace(self.op.pattern, self.dtypes, cpu=True, bwd=self.bwd)
 
@@ -68,6 +68,7 @@ class Reduce(OverRows):
     kernel = ReduceKernel
     name = "reduce"
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
+    axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
     kinds = ("elem",)
     fields = ("grads", "empty")
     reads = (COUNT,)

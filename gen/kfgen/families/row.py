@@ -48,6 +48,10 @@ class Row(OverRows):
              "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
              "groups": {"elem": "outer, length, groups, channels, inner", "group": "groups, channels", "per_group": "outer, groups"},
              "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
+    axes = {"rows": (-1, {"rows": "before", "cols": "axis"}), "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+            "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
+            "groups": (1, {"outer": "before", "length": "one", "groups": "groups", "channels": "of group", "inner": "after"}),
+            "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
     integers = True
