@@ -19,18 +19,18 @@ import pytest
 
 # (group, its tests, the first that fits, seconds)
 TABLE = (
-    ("C sanitizers", "tests/cpu/test_sanitizers.py", 60),
-    ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 125),
-    ("threads", "tests/cpu/test_threads.py", 45),
-    ("C numbers", "tests/cpu/*", 200),
-    ("emulation sanitizers", "tests/emu/test_sanitizers.py", 125),
-    ("emulation numbers", "tests/emu/*", 230),
-    ("refusals", "tests/errors/* tests/fuzz/test_arguments.py", 70),
-    ("generator", "tests/gen/* tests/fuzz/*", 350),
-    ("headers, NVRTC", "tests/headers/test_nvrtc.py tests/headers/test_device.py", 45),
-    ("headers", "tests/headers/*", 275),
-    ("build", "tests/build/*", 185),
-    ("docs", "tests/docs/*", 75),
+    ("C sanitizers", "tests/cpu/test_sanitizers.py", 58),
+    ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 105),
+    ("threads", "tests/cpu/test_threads.py", 40),
+    ("C numbers", "tests/cpu/*", 176),
+    ("emulation sanitizers", "tests/emu/test_sanitizers.py", 97),
+    ("emulation numbers", "tests/emu/*", 228),
+    ("refusals", "tests/errors/* tests/fuzz/test_arguments.py", 50),
+    ("generator", "tests/gen/* tests/fuzz/*", 225),
+    ("headers, NVRTC", "tests/headers/test_nvrtc.py tests/headers/test_device.py", 35),
+    ("headers", "tests/headers/*", 213),
+    ("build", "tests/build/*", 150),
+    ("docs", "tests/docs/*", 60),
     ("the rest", "*", 20),
 )
 OVER = 1.2
