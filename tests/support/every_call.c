@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +63,8 @@ static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
     return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
 }
 
+static _Thread_local const char *called = "";
+
 /* Calls f once; *sum becomes a sum of its outputs' bytes: each is looked at. */
 static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
 {
@@ -78,6 +81,7 @@ static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
     }
     const size_t need = f->workspace ? f->workspace(n) : 0;
     void *workspace = need ? malloc(need) : NULL;
+    called = f->name;
     const int result = f->call(p, n, workspace, need);
     *sum = 0;
     for (int k = 0; k < f->tensors; ++k) {
@@ -120,16 +124,32 @@ static int all(int large, uint64_t *sum)
     return calls;
 }
 
+/* A thread whose stack was too small says of which function. */
+static void overflow(int number)
+{
+    (void)!write(2, called, strlen(called));
+    _exit(128 + number);
+}
+
 static void *caller(void *sum) { return all(0, (uint64_t *)sum), (void *)0; }
+
+static void *small_caller(void *sum)
+{
+    static char stack[1 << 16]; /* the handler's */
+    const stack_t own = {.ss_sp = stack, .ss_size = sizeof stack};
+    return sigaltstack(&own, NULL) ? sum : caller(sum);
+}
 
 static int on_a_small_stack(long bytes)
 {
     pthread_attr_t attributes;
     pthread_t thread;
     uint64_t sum;
+    const struct sigaction action = {.sa_handler = overflow, .sa_flags = SA_ONSTACK};
+    sigaction(SIGSEGV, &action, NULL);
     const long least = sysconf(_SC_THREAD_STACK_MIN); /* it grows with the processor's registers: PTHREAD_STACK_MIN may not know */
     if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + (least > 16384 ? least : 16384)))) return 2;
-    if (pthread_create(&thread, &attributes, caller, &sum) || pthread_join(thread, NULL)) return 2;
+    if (pthread_create(&thread, &attributes, small_caller, &sum) || pthread_join(thread, NULL)) return 2;
     return 0;
 }
 
