@@ -37,7 +37,7 @@ def memory(emu):
 
 @numeric.each(numeric.GATE, "name")
 def test_numbers(lib, emu, memory, f):
-    whole = f["family"] != "row" or f["activation"] == "none" or cases.LEVEL > 1  # long rows take long here
+    whole = f["family"] != "row" or f["activation"] == "none" or cases.LEVEL > 1 and cases.whole_table(f)  # long rows take long here
     emu.forget()
     numeric.numbers(lib, memory, f, whole=whole)
     if cases.LEVEL == 1 and whole and emu.missing():  # those of one vector a thread, which level 1's orders have of few shapes

@@ -69,13 +69,9 @@ def of_form(f, table, *default):
 
 def whole_table(f):
     """Whether every kernel of a launcher's table must be reached: of the row family, whose long rows take long to emulate, by two
-    activations, one whose gradient reads its argument and one whose does not."""
-    return f["family"] == "map" or one_of_each_argument(f)
-
-
-def one_of_each_argument(f):
-    """Two activations of an op, of which one's gradient reads its argument. What an activation cannot change is asked of these."""
-    return f["activation"] in ("none", "gelu") or LEVEL > 1
+    activations, one whose gradient reads its argument and one whose does not. Below level 3 no further ones: they are other words
+    in the same loops, and a long row takes the oracle twenty times as long as all short ones."""
+    return f["family"] == "map" or f["activation"] in ("none", "gelu") or LEVEL > 2
 
 
 def of_own_accesses(f):
@@ -139,28 +135,31 @@ def rows_of(f, table):
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 
 
+def share_of(f, table):
+    """A quarter of it, from activation to activation another one."""
+    return table[sum(map(ord, f["activation"])) % 4::4]
+
+
 def shapes(f, whole=None):
-    """whole: with rows of every length class; otherwise those that have them have them (whole_table)."""
+    """whole: with rows of every length class; otherwise those that have them have them (whole_table), the others a share from level 2 on."""
     tables = {"flat": (FLAT, FLAT_2), "rows": (ROWS, ROWS_2), "planes": (PLANES, PLANES_2), "heads": (HEADS, HEADS_2), "groups": (GROUPS, GROUPS_2)}
     base, more = of_form(f, tables)
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["workspace"]:
         base = base + of_form(f, SUMS)
-    base = base + rows_of(f, LINES) if f["family"] == "row" and (whole_table(f) if whole is None else whole) else base
+    if f["family"] == "row":
+        base = base + rows_of(f, LINES if (whole_table(f) if whole is None else whole) else share_of(f, LINES) if LEVEL > 1 else [])
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more
 
 
-def runs(f, long=False, share=1, whole=None):
+def runs(f, long=False, whole=None):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
-    ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too. share: of the further shapes
-    one in so many, others from activation to activation."""
-    lengthy = {"map": [], "row": rows_of(f, LONG + (WALKED if whole_table(f) else [])) if f["family"] == "row" else [], "reduce": REDUCED_LONG}
+    ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
+    lengthy = {"map": [], "row": rows_of(f, LONG + WALKED if whole_table(f) else share_of(f, LONG)) if f["family"] == "row" else [],
+               "reduce": REDUCED_LONG}
     found, more = [], lengthy[f["family"]] if long else []
-    turn = sum(map(ord, f["activation"]))
     for i, (sizes, shift) in enumerate(shapes(f, whole) + more):
-        if i > 0 and (i + turn) % share:
-            continue
         one = (VALUES[0 if [sizes, shift] in of_form(f, SUMS, []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:
             found.append((sizes, values, shift))

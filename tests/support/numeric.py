@@ -66,8 +66,8 @@ def each_on_gpu(functions):
     return each_in_builds(functions, CUDA, "name")
 
 
-def numbers(lib, memory, f, share=1, whole=None):
-    for sizes, values, shift in cases.runs(f, lib.backend == "cuda", share, whole):
+def numbers(lib, memory, f, whole=None):
+    for sizes, values, shift in cases.runs(f, lib.backend == "cuda", whole):
         checks.run(lib, memory, f, sizes, values, shift=shift)
     absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("nullable") and not a["unread"])
     for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are
