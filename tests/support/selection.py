@@ -22,12 +22,12 @@ def schedule(f):
 
 def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
-    its schedule for its dtypes; the activation inside of its family's kernels and in its dtype; whether its gradient reads the argument.
-    How rows lie is the schedule's: an activation is the same words in all of a family. Of casts, which are one schedule, each conversion."""
+    its schedule for its dtypes; the activation inside of its family's kernels of each layout and in its dtype; whether its gradient reads
+    the argument. Of casts, which are one schedule, each conversion."""
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), *f["dtypes"], f["name"] if f["op"] == "cast" else ""
-    yield "kind", f["family"], f["bwd"], f["activation"]
+    yield "kind", f["family"], f["layout"], f["bwd"], f["activation"]
     yield "activation", f["activation"], f["dtypes"][0], f["bwd"]
     yield "argument", schedule(f), f["reads_x"], none
 
