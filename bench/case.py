@@ -61,7 +61,8 @@ class Case:
 
     @property
     def elements(self):
-        return math.prod(self.sizes)
+        """Of a result: how many groups its channels make does not count."""
+        return math.prod(n for name, n in zip(self.f["sizes"], self.sizes) if name != "groups")
 
     def shape(self, a):
         """Its extents in the manifest are sizes and products of them, such as 2 * cols."""
@@ -93,7 +94,7 @@ def of_rows(form, n, length):
         "rows": [(rows, length)],
         "planes": [(rows // CHANNELS, CHANNELS, length)],
         "heads": [(rows // (HEADS * max(queries, 1)), HEADS, queries, length)],
-        "groups": [(rows // GROUPS, 1, GROUPS, PARTS, length // PARTS), (rows // GROUPS, length // PARTS, GROUPS, PARTS, 1)],
+        "groups": [(rows // GROUPS, 1, GROUPS, GROUPS * PARTS, length // PARTS), (rows // GROUPS, length // PARTS, GROUPS, GROUPS * PARTS, 1)],
         "channels": [(BATCH, rows, length // BATCH), (length, rows, 1)]}[form]
     return [sizes for sizes in found if all(sizes)]
 
@@ -102,7 +103,7 @@ def length_of(f, sizes):
     """Elements of a row."""
     at = dict(zip(f["sizes"], sizes))
     if f["form"] == "groups":
-        return at["length"] * at["channels"] * at["inner"]
+        return at["length"] * at["channels"] // at["groups"] * at["inner"]
     return at["outer"] * at["inner"] if f["form"] == "channels" else sizes[-1]
 
 
@@ -147,6 +148,7 @@ def _made(f, sizes, at, entry, data, peers, functions):
     forward = forward_of(f, functions) if f["bwd"] else None
     scalars = (forward or f)["scalars"] | f["scalars"]
     scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
+    scalars |= {name: n for name, n in zip(f["sizes"], sizes) if name == "groups"}  # which no tensor's shape says
     return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward)
 
 

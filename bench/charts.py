@@ -41,7 +41,7 @@ def rows():
 
 
 def reductions():
-    return by_length("h200/reduce", "sum", "max", "logsumexp", "var", "l2_norm", "mse_mean")
+    return by_length("h200/reduce", "sum", "amax", "logsumexp", "var", "l2_norm", "mse_mean")
 
 
 def rows_cpu():

@@ -21,7 +21,7 @@ ACTIVATIONS = {
     "quick_gelu": lambda x, s: x * torch.sigmoid(1.702 * x),
     "silu": lambda x, s: F.silu(x),
     "sigmoid": lambda x, s: torch.sigmoid(x),
-    "hard_sigmoid": lambda x, s: F.hardsigmoid(x),
+    "hardsigmoid": lambda x, s: F.hardsigmoid(x),
     "hardswish": lambda x, s: F.hardswish(x),
     "tanh": lambda x, s: torch.tanh(x),
     "hardtanh": lambda x, s: F.hardtanh(x, s["min_val"], s["max_val"]),
@@ -64,7 +64,7 @@ ACTIVATIONS_BWD = {
     "quick_gelu": _quick_gelu_bwd,
     "silu": lambda x, d, s: aten.silu_backward(d, x),
     "sigmoid": _sigmoid_bwd,
-    "hard_sigmoid": lambda x, d, s: aten.hardsigmoid_backward(d, x),
+    "hardsigmoid": lambda x, d, s: aten.hardsigmoid_backward(d, x),
     "hardswish": lambda x, d, s: aten.hardswish_backward(d, x),
     "tanh": _tanh_bwd,
     "hardtanh": lambda x, d, s: aten.hardtanh_backward(d, x, s["min_val"], s["max_val"]),
@@ -90,11 +90,11 @@ FORWARD = {
     "axpby_{act}": lambda act, t, s, drop: act(s["alpha"] * t["a"] + s["beta"] * t["b"]),
     "bias_{act}": lambda act, t, s, drop: act(t["x"] + t["bias"]),
     "bias_{act}_add": lambda act, t, s, drop: act(t["x"] + t["bias"]) + t["residual"],
-    "{act}_scale": lambda act, t, s, drop: act(t["x"]) * s["s"],
-    "prelu_bias": lambda act, t, s, drop: F.prelu(t["x"], t["alpha"]) + t["bias"],
+    "{act}_scale": lambda act, t, s, drop: act(t["x"]) * s["scale"],
+    "prelu_bias": lambda act, t, s, drop: F.prelu(t["x"], t["weight"]) + t["bias"],
     "{act}_mul": lambda act, t, s, drop: act(t["gate"]) * t["up"],
     "{act}_glu": _glu,
-    "batch_norm_{act}": lambda act, t, s, drop: act(F.batch_norm(t["x"], t["mean"], t["var"], t["weight"], t["bias"], False, 0.0, s["eps"])),
+    "batch_norm_{act}": lambda act, t, s, drop: act(_batch_norm(t, s)),
     "{act}_dropout": lambda act, t, s, drop: drop(act(t["x"])),
     "bias_{act}_dropout": lambda act, t, s, drop: drop(act(t["x"] + t["bias"])),
     "bias_dropout_add": lambda act, t, s, drop: drop(t["x"] + t["bias"]) + t["residual"],
@@ -153,7 +153,7 @@ def _bias_bwd(act, act_bwd, t, s, drop, d):
 
 def _prelu_bwd(act, act_bwd, t, s, drop, d):
     x, positive = t["x"], t["x"] > 0
-    return {"dx": torch.where(positive, d, t["alpha"] * d), "dalpha": torch.where(positive, 0, x * d).sum(0), "dbias": d.sum(0)}
+    return {"dx": torch.where(positive, d, t["weight"] * d), "dweight": torch.where(positive, 0, x * d).sum(0), "dbias": d.sum(0)}
 
 
 def _gated(act, act_bwd, gate, up, d):
@@ -169,9 +169,13 @@ def _glu_bwd(act, act_bwd, t, s, drop, d):
     return {"dx": torch.cat(_gated(act, act_bwd, *t["x"].chunk(2, dim=-1), d), dim=-1)}
 
 
+def _batch_norm(t, s):
+    return F.batch_norm(t["x"], t["running_mean"], t["running_var"], t["weight"], t["bias"], False, 0.0, s["eps"])
+
+
 def _batch_norm_bwd(act, act_bwd, t, s, drop, d):
-    mean, weight, bias = (t[n][None, :, None] for n in ("mean", "weight", "bias"))
-    rstd = torch.rsqrt(t["var"] + s["eps"])[None, :, None]
+    mean, weight, bias = (t[n][None, :, None] for n in ("running_mean", "weight", "bias"))
+    rstd = torch.rsqrt(t["running_var"] + s["eps"])[None, :, None]
     xhat = (t["x"] - mean) * rstd
     dz = act_bwd(xhat * weight + bias, d)
     return {"dx": dz * (rstd * weight), "dweight": (dz * xhat).sum((0, 2)), "dbias": dz.sum((0, 2))}
@@ -192,7 +196,7 @@ BACKWARD = {
     "axpby_{act}": _axpby_bwd,
     "bias_{act}": _bias_bwd,
     "bias_{act}_add": _bias_bwd,
-    "{act}_scale": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d * s["s"])},
+    "{act}_scale": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d * s["scale"])},
     "prelu_bias": _prelu_bwd,
     "{act}_mul": _mul_gated_bwd,
     "{act}_glu": _glu_bwd,

@@ -37,7 +37,7 @@ ACT = {
     "quick_gelu": _quick_gelu,
     "silu": lambda x, out, tmp, s: nn.silu(x, out=out),
     "sigmoid": lambda x, out, tmp, s: torch.sigmoid(x, out=out),
-    "hard_sigmoid": lambda x, out, tmp, s: nn.hardsigmoid(x, out=out),
+    "hardsigmoid": lambda x, out, tmp, s: nn.hardsigmoid(x, out=out),
     "hardswish": lambda x, out, tmp, s: nn.hardswish(x, out=out),
     "tanh": lambda x, out, tmp, s: torch.tanh(x, out=out),
     "hardtanh": lambda x, out, tmp, s: torch.clamp(x, s["min_val"], s["max_val"], out=out),
@@ -82,7 +82,7 @@ ACT_BWD = {
     "quick_gelu": _quick_gelu_bwd,
     "silu": lambda x, d, out, tmp, s: aten.silu_backward.grad_input(d, x, grad_input=out),
     "sigmoid": lambda x, d, out, tmp, s: _through(x, d, out, tmp, torch.sigmoid, aten.sigmoid_backward.grad_input),
-    "hard_sigmoid": lambda x, d, out, tmp, s: aten.hardsigmoid_backward.grad_input(d, x, grad_input=out),
+    "hardsigmoid": lambda x, d, out, tmp, s: aten.hardsigmoid_backward.grad_input(d, x, grad_input=out),
     "hardswish": lambda x, d, out, tmp, s: aten.hardswish_backward.out(d, x, out=out),  # allocates, then copies
     "tanh": lambda x, d, out, tmp, s: _through(x, d, out, tmp, torch.tanh, aten.tanh_backward.grad_input),
     "hardtanh": lambda x, d, out, tmp, s: aten.hardtanh_backward.grad_input(d, x, s["min_val"], s["max_val"], grad_input=out),
@@ -145,14 +145,14 @@ def _bias_add(e):
 
 def _scale(e):
     if e.plain:
-        torch.mul(e.t["x"], e.s["s"], out=e.o["out"])
+        torch.mul(e.t["x"], e.s["scale"], out=e.o["out"])
     else:
         e.apply(e.t["x"], e.o["out"])
-        e.o["out"].mul_(e.s["s"])
+        e.o["out"].mul_(e.s["scale"])
 
 
 def _prelu(e):
-    torch.add(torch.nn.functional.prelu(e.t["x"], e.t["alpha"]), e.t["bias"], out=e.o["out"])  # prelu has no out= form
+    torch.add(torch.nn.functional.prelu(e.t["x"], e.t["weight"]), e.t["bias"], out=e.o["out"])  # prelu has no out= form
 
 
 def _gated(e, gate, up):
@@ -162,8 +162,8 @@ def _gated(e, gate, up):
 
 def _batch_norm(e):
     t = e.t
-    none = torch.empty(0, dtype=t["mean"].dtype)
-    aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["mean"], t["var"], False, 0.0, e.s["eps"],
+    none = torch.empty(0, dtype=t["running_mean"].dtype)
+    aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["running_mean"], t["running_var"], False, 0.0, e.s["eps"],
                                out=e.o["out"], save_mean=none, save_invstd=none.clone())
     e.apply(e.o["out"], e.o["out"])
 
@@ -307,15 +307,15 @@ def _bias_bwd(dropout):
 
 def _scale_bwd(e):
     dx = e.o["dx"]
-    torch.mul(e.t["dout"], e.s["s"], out=dx)
+    torch.mul(e.t["dout"], e.s["scale"], out=dx)
     if not e.plain:
         e.apply_bwd(e.t["x"], dx, dx)
 
 
 def _prelu_bwd(e):
-    dx, dalpha = aten._prelu_kernel_backward(e.t["dout"], e.t["x"], e.t["alpha"])  # no out= form
+    dx, dweight = aten._prelu_kernel_backward(e.t["dout"], e.t["x"], e.t["weight"])  # no out= form
     e.o["dx"].copy_(dx)
-    torch.sum(dalpha, 0, out=e.o["dalpha"])
+    torch.sum(dweight, 0, out=e.o["dweight"])
     torch.sum(e.t["dout"], 0, out=e.o["dbias"])
 
 
@@ -329,14 +329,15 @@ def _gated_bwd(e, gate, up, dgate, dup):
 
 def _batch_norm_bwd(e):
     t, dz = e.t, e.t["dout"]
-    none = torch.empty(0, dtype=t["mean"].dtype)
+    none = torch.empty(0, dtype=t["running_mean"].dtype)
     if not e.plain:
         z, dz = e.scratch("z"), e.scratch("dz")
-        aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["mean"], t["var"], False, 0.0, e.s["eps"],
+        aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["running_mean"], t["running_var"], False, 0.0, e.s["eps"],
                                    out=z, save_mean=none, save_invstd=none.clone())
         e.apply_bwd(z, t["dout"], dz)
     # No out= form; it is what autograd calls.
-    dx, dweight, dbias = aten.native_batch_norm_backward(dz, t["x"], t["weight"], t["mean"], t["var"], none, none, False, e.s["eps"], [True] * 3)
+    dx, dweight, dbias = aten.native_batch_norm_backward(dz, t["x"], t["weight"], t["running_mean"], t["running_var"], none, none, False,
+                                                         e.s["eps"], [True] * 3)
     for name, gradient in (("dx", dx), ("dweight", dweight), ("dbias", dbias)):
         e.o[name] = gradient
 

@@ -16,10 +16,9 @@ def _rms_norm(t, s, x):
 
 
 def _group_norm(t, s):
-    """x: [outer, length, groups, channels, inner]; as PyTorch has it [outer, all channels, length, inner], strided where that is NHWC."""
-    x = t["x"].flatten(2, 3).permute(0, 2, 1, 3)
-    y = F.group_norm(x, t["x"].shape[2], t["weight"].flatten(), t["bias"].flatten(), s["eps"])
-    return y.permute(0, 2, 1, 3).reshape(t["x"].shape)
+    """x: [outer, length, channels, inner]; as PyTorch has it [outer, channels, length, inner], strided where that is NHWC."""
+    y = F.group_norm(t["x"].permute(0, 2, 1, 3), s["groups"], t["weight"], t["bias"], s["eps"])
+    return y.permute(0, 2, 1, 3)
 
 
 def _batch_norm(t, s):
@@ -35,7 +34,7 @@ def _batch_norm(t, s):
 def _after_sum(norm):
     def forward(act, t, s, drop):
         total = t["x"] + t["residual"]
-        return total, act(norm(t, s, total))
+        return act(norm(t, s, total)), total
     return forward
 
 

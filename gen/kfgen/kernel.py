@@ -174,8 +174,14 @@ class Kernel:
         return self.family.forms[self.form][tensor.kind].split(", ")
 
     @property
-    def sizes(self):
+    def extents(self):
+        """Of a tensor of elements."""
         return self.family.forms[self.form]["elem"].split(", ")
+
+    @property
+    def sizes(self):
+        given = self.family.sizes.get(self.form)
+        return given.split(", ") if given else self.extents
 
     @property
     def summed_over(self):

@@ -55,7 +55,7 @@ def cost(k, tensors):
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
-    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.sizes])}
+    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.extents])}
 
 
 def of_kernel(k):

@@ -409,6 +409,6 @@ def test_several_parts(memory):
     for f in functions:
         large = {"rows": [(600, 403), (601, 403), (70, 2500), (90000, 3)], "planes": [(6, 70, 500), (3, 5, 12000), (4000, 60, 1)],
                  "heads": [(6, 10, 10, 403)],
-                 "groups": [(6, 1, 10, 4, 203), (4, 90, 3, 10, 1)]}
+                 "groups": [(6, 1, 10, 40, 203), (4, 90, 3, 30, 1)]}
         for sizes in cases.of_form(f, large):
             checks.run(lib, memory, f, sizes)

@@ -20,7 +20,7 @@ from hooks import PTHREADS, REVERSED
 # Reduced gradients have parts from 131,072 elements on.
 EXTENTS = {"flat": [(100003,)], "rows": [(600, 403), (40, 5003), (70000, 3)], "planes": [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
            "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
-           "groups": [(5, 1, 20, 3, 403), (3, 500, 8, 10, 1), (2, 7, 5, 300, 9)]}
+           "groups": [(5, 1, 20, 60, 403), (3, 500, 8, 80, 1), (2, 7, 5, 1500, 9)]}
 # One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")

@@ -33,7 +33,7 @@ def built(request, include, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN, folder, activations=["none", "silu"])
     functions = [f for f in functions if f["op"] in ("distance_{act}", "moments") and f["dtypes"][0] in ("f32", "bf16")]
-    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "max") and f["dtypes"] == ["f32"]]
+    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "amax") and f["dtypes"] == ["f32"]]
     directories = [*include, folder]
     if request.param == "cpu":
         lib = kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories)
@@ -74,7 +74,7 @@ def test_bits(built, axis, inner):
 def test_nothing_has_no_largest(built):
     """But a sum; as PyTorch has it."""
     lib, memory, _, functions = built
-    total, largest = (next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "max"))
+    total, largest = (next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax"))
     assert not checks.run(lib, memory, total, (2, 0, 3))["out"].any()
     call = checks.Layout(lib, largest, (2, 0, 3))
     assert lib.call(largest, call.given(memory.base)) == 2 and "axis is 0, expected 1 or more" in lib.detail

@@ -145,7 +145,7 @@ SEEDED = {
 SUMS = [f for f in samples.MANIFEST if f["workspace"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "max", "var") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
 SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh", CORE / "reduce.cuh"]
          for i in range(path.read_text().count(BARRIER))]
 

@@ -94,7 +94,7 @@ def test_a_captured_stream_is_not_asked(cuda, functions):
         cuda.seen.capturing = cuda.seen.status = 0
 
 
-LARGE = {"flat": (2**45,), "rows": (2**40, 32), "planes": (2**40, 2, 16), "heads": (2**38, 2, 4, 16), "groups": (2**36, 2, 4, 2, 16)}
+LARGE = {"flat": (2**45,), "rows": (2**40, 32), "planes": (2**40, 2, 16), "heads": (2**38, 2, 4, 16), "groups": (2**36, 2, 4, 8, 16)}
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):

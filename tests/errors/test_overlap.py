@@ -62,7 +62,7 @@ def test_what_is_not_read_may_lie_anywhere(lib, functions):
 
 
 # Multiples of 8 bytes, all of them.
-SIDE_BY_SIDE = {"flat": (64,), "rows": (4, 16), "planes": (2, 4, 8), "heads": (2, 2, 2, 8), "groups": (2, 2, 2, 2, 4)}
+SIDE_BY_SIDE = {"flat": (64,), "rows": (4, 16), "planes": (2, 4, 8), "heads": (2, 2, 2, 8), "groups": (2, 2, 2, 4, 4)}
 
 
 def test_side_by_side(lib, functions):

@@ -7,7 +7,8 @@ from refusals import INVALID_SIZE, Call, count, extents, outputs, sums, tensors_
 OVERFLOWS = {"flat": [(2**62,), (2**63 - 1,)], "rows": [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
              "planes": [(2**22, 2**22, 2**22), (2**62, 1, 4), (2**32, 1, 2**32), (1, 2**62, 2**62), (2**63 - 1, 2, 1)],
              "heads": [(2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 4), (1, 2**32, 1, 2**32), (2, 1, 2**62, 1), (2**63 - 1, 2, 1, 1)],
-             "groups": [(2**20, 2**20, 2**20, 1, 2**20), (2**62, 1, 1, 1, 4), (1, 1, 2**32, 1, 2**32), (2, 1, 1, 2**62, 1), (2**63 - 1, 2, 1, 1, 1)]}
+             "groups": [(2**20, 2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 1, 4), (1, 1, 2**32, 2**32, 2**32), (2, 1, 1, 2**62, 1),
+                        (2**63 - 1, 2, 1, 1, 1)]}
 MOST = 2**58
 
 
@@ -34,9 +35,20 @@ def test_products_that_overflow(lib, functions):
         for sizes in cases.of_form(f, OVERFLOWS):
             room, wrong = MOST, None
             for name, size in zip(f["sizes"], sizes):
+                size = 1 if name == "groups" else size  # the channels are those of all groups
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
             call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
             call.refuses(INVALID_SIZE, wrong, f"{wrong} is {sizes[f['sizes'].index(wrong)]}, expected a tensor of at most 2^58 elements")
+
+
+def test_channels_that_make_no_groups(lib, functions):
+    """Refused with a message that names both, before a zero extent is success and before any pointer; no workspace is asked for."""
+    for f in [f for f in functions if "groups" in f["sizes"]]:
+        for groups, channels in ((2, 3), (4, 2), (0, 4), (3, 2**40)):
+            call = Call(lib, f).set_all(names_of(f), None).set(groups=groups, channels=channels, outer=0)
+            call.refuses(INVALID_SIZE, "channels", f"channels is {channels}, expected a multiple of groups, {groups}")
+            assert lib.workspace_bytes(f, [2, 3, groups, channels, 5]) == 0
+        Call(lib, f).set(groups=-2).refuses(INVALID_SIZE, "groups", "groups is -2, expected 0 or more")
 
 
 def test_zero_extents(lib, functions):
@@ -44,7 +56,7 @@ def test_zero_extents(lib, functions):
     for f in functions:
         sizes = extents(f)
         for i, size in enumerate(f["sizes"]):
-            empty = tuple(0 if i == j else s for j, s in enumerate(sizes))
+            empty = tuple(0 if i == j or (size, other) == ("groups", "channels") else s for j, (other, s) in enumerate(zip(f["sizes"], sizes)))
             call = Call(lib, f, empty)
             if size == "axis" and f["empty"] == "error" and not f["bwd"]:
                 call.refuses(INVALID_SIZE, "axis", "is 0, expected 1 or more")

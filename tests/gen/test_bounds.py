@@ -27,7 +27,7 @@ def test_the_larger_of_two_rounded_values():
 
 def test_a_product_that_underflows():
     """1e-40 / sqrt(1e12) is 0 in float32: what float64 has below zero, 3e38 times that and a bias of 1e-8, is the bias there."""
-    values = {"x": 3e38, "mean": 0.0, "var": 1e12, "weight": -1e-40, "bias": 1e-8}
+    values = {"x": 3e38, "running_mean": 0.0, "running_var": 1e12, "weight": -1e-40, "bias": 1e-8}
     s, slope, _ = bound("batch_norm_{act}", "relu6", eps=0.0, **{name: np.array([v]) for name, v in values.items()})
     assert s[0] * EPS + slope[0] * TINY > 1e-8
 

@@ -16,7 +16,7 @@ from kfgen.render import ROOT, Renderer, Selection, parts
 MANIFEST = build(Selection(spec.load()))
 FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}
 FLOATS, INTS = ("f32", "f16", "bf16", "f64"), ("i32", "i64")
-ACTIVATIONS = ("relu", "leaky_relu", "relu6", "relu_squared", "elu", "selu", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hard_sigmoid",
+ACTIVATIONS = ("relu", "leaky_relu", "relu6", "relu_squared", "elu", "selu", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardsigmoid",
                "hardswish", "tanh", "hardtanh", "softplus", "softsign", "mish")
 
 
@@ -48,8 +48,8 @@ kf_result_t kf_bias_gelu_bwd_bf16(const kf_bf16 *x, const kf_bf16 *bias, const k
 kf_result_t kf_silu_mul_f32(const float *gate, const float *up, float *out, int64_t n, cudaStream_t stream);
 kf_result_t kf_axpby_leaky_relu_f32(const float *a, const float *b, float *out, int64_t n, float alpha, float beta, float negative_slope,
  cudaStream_t stream);
-kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *mean, const float *var, const float *weight, const float *bias, kf_f16 *out,
- int64_t outer, int64_t channels, int64_t inner, float eps, cudaStream_t stream);
+kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *running_mean, const float *running_var, const float *weight,
+ const float *bias, kf_f16 *out, int64_t outer, int64_t channels, int64_t inner, float eps, cudaStream_t stream);
 kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p, uint64_t seed, uint64_t offset, cudaStream_t stream);
 """
 
@@ -81,7 +81,7 @@ FAMILY = {
                     (0, True, 4, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
     "cross_entropy_with_grad": (0, True, 4, False),
-    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "max", "min", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
+    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "amax", "amin", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False)}
 
 

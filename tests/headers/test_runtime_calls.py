@@ -61,7 +61,7 @@ def test_calls_are_counted(objects):
     lib.dll.kft_planted(ctypes.c_void_p(0))
     assert counting.take(lib) == {"cudaMalloc": 1, "cudaMemsetAsync": 1, "cudaStreamSynchronize": 1, "cudaFree": 1}
     for f in KINDS:
-        sizes = cases.of_form(f, {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)})
+        sizes = cases.of_form(f, {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 4, 5)})
         given = checks.Layout(lib, f, sizes).given(4096)
         assert lib.call(f, given | {s: 0 for s in f["sizes"]}) == 0, lib.detail
         assert lib.call(f, given | {f["sizes"][0]: -1}) != 0

@@ -32,13 +32,13 @@ PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
 HEADS = [[(2, 3, 4, 5), 0], [(1, 2, 3, 64), 0], [(3, 1, 5, 300), 1], [(2, 2, 2, 2500), 0], [(0, 2, 3, 4), 0], [(2, 0, 3, 4), 0], [(2, 3, 0, 4), 0],
          [(2, 3, 4, 0), 0], [(1, 1, 1, 1), 1], [(3, 4, 5, 8), 0], [(2, 7, 1, 1024), 0], [(1, 3, 40, 33), 0], [(1, 1, 2, 3008), 0]]
 HEADS_2 = [[(*rows, k), k % 3] for rows in ((1, 1, 1), (2, 3, 5), (3, 1, 17)) for k in (*range(1, 34), 63, 64, 65, 127, 255, 257, 1024, 2049)]
-# Of [outer, length, groups, channels, inner]: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of pieces
+# The sizes outer, length, groups, channels, inner: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of pieces
 # that are whole vectors or not; both; a row that is a piece; one channel in several slices.
-GROUPS = [[(2, 1, 3, 4, 5), 0], [(2, 5, 3, 4, 1), 0], [(2, 1, 2, 3, 64), 0], [(2, 9, 2, 16, 1), 0], [(2, 3, 2, 4, 6), 1], [(0, 2, 3, 4, 5), 0],
-          [(2, 0, 3, 4, 5), 0], [(2, 2, 0, 4, 5), 0], [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 4, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 1, 40), 0],
-          [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 4, 196), 0], [(1, 1, 2, 8, 49), 0], [(1, 90, 2, 10, 1), 0], [(1, 2, 2, 3, 20), 0],
-          [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 2, 8), 0], [(1, 700, 2, 8, 1), 0], [(2, 1, 3, 40, 2), 0]]
-GROUPS_2 = [[(o, s, g, c, i), (o + c) % 2] for o in (1, 3) for s in (1, 2, 33) for g in (1, 4) for c in (1, 3, 8, 20)
+GROUPS = [[(2, 1, 3, 12, 5), 0], [(2, 5, 3, 12, 1), 0], [(2, 1, 2, 6, 64), 0], [(2, 9, 2, 32, 1), 0], [(2, 3, 2, 8, 6), 1], [(0, 2, 3, 12, 5), 0],
+          [(2, 0, 3, 12, 5), 0], [(2, 2, 0, 0, 5), 0], [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 12, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 5, 40), 0],
+          [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 8, 196), 0], [(1, 1, 2, 16, 49), 0], [(1, 90, 2, 20, 1), 0], [(1, 2, 2, 6, 20), 0],
+          [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 6, 8), 0], [(1, 700, 2, 16, 1), 0], [(2, 1, 3, 120, 2), 0]]
+GROUPS_2 = [[(o, s, g, g * c, i), (o + c) % 2] for o in (1, 3) for s in (1, 2, 33) for g in (1, 4) for c in (1, 3, 8, 20)
              for i in (1, 2, 7, 16, 65, 196)]
 # Rows of every length class of the row family: held by a thread in 2, 4, 8 or 16 vectors, by a block or by a cluster, or not held,
 # whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
@@ -55,7 +55,7 @@ REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128
 REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 3000, 4100), 0]]
 WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
-SUMS = {"rows": [[(2100, 12), 0]], "planes": [[(1300, 2, 9), 0]], "groups": [[(700, 1, 2, 2, 9), 0]]}
+SUMS = {"rows": [[(2100, 12), 0]], "planes": [[(1300, 2, 9), 0]], "groups": [[(700, 1, 2, 4, 9), 0]]}
 
 
 LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [outer, axis, inner]
@@ -91,7 +91,7 @@ def planes(f):
 
 
 def groups(f):
-    """Whether they are the groups of [outer, length, groups, channels, inner]."""
+    """Whether they are groups of the channels of [outer, length, channels, inner]."""
     return f["layout"] == "groups"
 
 
@@ -115,15 +115,15 @@ def walks(f):
     return bool(f["workspace"]) and f["family"] != "reduce" and not planes(f) and not groups(f)
 
 
-def parts(cols):
-    """Channels of a group, and elements of each."""
-    return next((n, cols // n) for n in (8, 3, 1) if cols % n == 0)
+def parts(groups, cols):
+    """(groups, the channels of all, elements of each) of groups of so many elements."""
+    return next((groups, groups * n, cols // n) for n in (8, 3, 1) if cols % n == 0)
 
 
 def rows_of(f, table):
     """A table of [rows, cols] for the family row: so many planes, or queries of two heads, where those are its rows."""
     if groups(f):  # of one channel or several, in one piece or in two
-        return [[(2, 1, r // 2, *parts(c)) if r % 2 == 0 else (1, 2, r, c // 4, 2) if c % 8 == 0 else (1, 1, r, c, 1), shift]
+        return [[(2, 1, *parts(r // 2, c)) if r % 2 == 0 else (1, 2, r, r * (c // 4), 2) if c % 8 == 0 else (1, 1, r, r * c, 1), shift]
                 for (r, c), shift in table]
     if f["form"] == "heads":
         return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]

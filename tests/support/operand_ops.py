@@ -7,7 +7,7 @@ import user_ops
 # Rows that C repeats, on tiles of every size, and that it does not; sums of several parts; nothing.
 SHAPES = {"rows": [(64, 100), (3, 5), (5, 2500), (2100, 12), (9, 700), (9, 1024), (0, 8)],
           "planes": [(4, 7, 1), (2, 3, 304), (40, 3, 40), (70, 3, 130), (0, 3, 4)],
-          "groups": [(2, 1, 3, 4, 5), (2, 9, 2, 16, 1), (3, 1, 2, 3, 64)]}
+          "groups": [(2, 1, 3, 12, 5), (2, 9, 2, 32, 1), (3, 1, 2, 6, 64)]}
 
 
 def _through(names, first):

@@ -16,7 +16,7 @@ import toolkit
 
 BUILD = kflib.ROOT / "build/tests/errors"
 FUNCTIONS = selection.gate()
-EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 2, 5)}
+EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 4, 5)}
 PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
          "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
 CODES = range(15)

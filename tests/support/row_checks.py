@@ -19,10 +19,17 @@ def extent(call):
     if call.f["family"] == "reduce":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
     if cases.groups(call.f):
-        return call.sizes[0] * call.sizes[2], math.prod(call.sizes[1:2] + call.sizes[3:])
+        outer, length, groups, channels, inner = pieces(call)
+        return outer * groups, length * channels * inner
     if cases.channels(call.f):
         return call.sizes[1], call.sizes[0] * call.sizes[2]
     return math.prod(call.sizes[:-1]), call.sizes[-1]  # rows, planes, queries
+
+
+def pieces(call):
+    """(outer, length, groups, channels of a group, inner) of rows that are groups."""
+    outer, length, groups, channels, inner = call.sizes
+    return outer, length, groups, channels // max(groups, 1), inner
 
 
 def draw(rng, call, a, values):
@@ -31,7 +38,7 @@ def draw(rng, call, a, values):
     if a["kind"] == "shared":
         return mask(rng, storage.shape_of(call.f, call.sizes, a), a["dtype"])
     rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[2:4]}.get(a["kind"], (rows,))
+    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[3:4]}.get(a["kind"], (rows,))
     if a["dtype"] == "i64":  # labels, of which some are ignored, and some of no column
         found = np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
         return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, 2**40, -(2**40)], shape), found)
@@ -59,8 +66,9 @@ def of_rows(call, array, tensor):
         outer, channels, inner = call.sizes
         return np.ascontiguousarray(array.reshape(channels, outer, inner).swapaxes(0, 1))
     if cases.groups(call.f) and kind == "elem":
-        outer, length, groups, channels, inner = call.sizes
-        return np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
+        outer, length, groups, channels, inner = pieces(call)
+        array = np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
+        return array.reshape(outer, length, groups * channels, inner)
     if call.f["family"] != "reduce":
         return array.reshape(storage.shape_of(call.f, call.sizes, tensor))
     outer, axis, inner = call.sizes
@@ -74,10 +82,10 @@ def columns(call, array, kind):
     if cases.channels(call.f) and kind == "elem":
         return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(0, 1)).reshape(extent(call))
     if cases.groups(call.f) and kind in ("elem", "group"):
-        outer, length, groups, channels, inner = call.sizes
+        outer, length, groups, channels, inner = pieces(call)
         if kind == "elem":
-            return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(1, 2)).reshape(extent(call))
-        return np.broadcast_to(array[:, None, :, None], (outer, groups, length, channels, inner)).reshape(extent(call))
+            return np.ascontiguousarray(array.reshape(outer, length, groups, channels, inner).swapaxes(1, 2)).reshape(extent(call))
+        return np.broadcast_to(array.reshape(groups, channels)[:, None, :, None], (outer, groups, length, channels, inner)).reshape(extent(call))
     if kind == "shared":
         return np.broadcast_to(array[:, None], call.sizes).reshape(extent(call))
     if kind == "channel":
@@ -87,7 +95,7 @@ def columns(call, array, kind):
 
 def by_channel(call, array):
     """Of rows that are groups, as [outer * length * inner, groups * channels]."""
-    outer, length, groups, channels, inner = call.sizes
+    outer, length, groups, channels, inner = pieces(call)
     return array.reshape(outer, groups, length, channels, inner).transpose(0, 2, 4, 1, 3).reshape(outer * length * inner, groups * channels)
 
 

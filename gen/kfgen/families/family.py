@@ -7,11 +7,13 @@ from kfgen.entries import SpecError
 class Family:
     name = ""
     kernel = None  # the class of its kernels
-    # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes.
+    # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes,
+    # but in forms of `sizes`: {form: the sizes}.
     forms = {}
+    sizes = {}
     # How a tensor of any number of dimensions becomes the sizes of an "elem": {form: (which dimension is the axis where nobody says, None if there
     # is no axis, {size: what it is the product of})}: "all" dimensions; those "before" the axis, the "axis" itself, those "after" it; the axis in
-    # "groups", each so many "of group"; "all but three", and a dimension from the last on, -1; "one", of nothing.
+    # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing.
     axes = {}
     kinds = ()  # of operands, as a spec names them
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole

@@ -48,8 +48,8 @@ class RowsKernel(Kernel):
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
-            self.outputs += [result(n, node, per_row, "saved", required=False) for n, node in saved.items()]
             self.outputs += [result(updated(n), env[updated(n)], per_row, required=False, place_of=n) for n in op.updates]
+            self.outputs += [result(n, node, per_row, "saved", required=False) for n, node in saved.items()]
             replaced = {}
         else:
             grads = derive.gradients(op, graph, env, outs)

@@ -41,16 +41,17 @@ class RowKernel(RowsKernel):
 class Row(OverRows):
     kernel = RowKernel
     name = "row"
-    # In the order of core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups, in `length` pieces of
-    # channels * inner elements each; with layout = "channels" a channel's of all batches, in `outer` pieces.
+    # In the order of core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` pieces
+    # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` pieces.
     forms = {"rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
              "planes": {"elem": "outer, channels, inner", "channel": "channels", "per_plane": "outer, channels"},
              "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
-             "groups": {"elem": "outer, length, groups, channels, inner", "group": "groups, channels", "per_group": "outer, groups"},
+             "groups": {"elem": "outer, length, channels, inner", "group": "channels", "per_group": "outer, groups"},
              "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
+    sizes = {"groups": "outer, length, groups, channels, inner"}
     axes = {"rows": (-1, {"rows": "before", "cols": "axis"}), "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
             "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
-            "groups": (1, {"outer": "before", "length": "one", "groups": "groups", "channels": "of group", "inner": "after"}),
+            "groups": (1, {"outer": "before", "length": "one", "groups": "groups", "channels": "axis", "inner": "after"}),
             "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")

@@ -60,6 +60,9 @@ KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
     return room >= 1.0;
 }
 
+/* Whether channels make so many groups: each has as many of them. */
+KFI_HOST int kfi_divides(kf_i64 groups, kf_i64 channels) { return groups > 0 ? channels % groups == 0 : channels == 0; }
+
 /* words: the names of the `count` sizes. Refuses negative ones and tensors over 2^62 bytes. */
 KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, const kf_i64 *sizes, int count)
 {
@@ -77,7 +80,7 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
 }
 
 /* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys; the groups of
-   outer x length x groups x channels x inner, whose rows are in `length` pieces; the channels of outer x channels x inner, in `outer` pieces. */
+   channels of outer x length x channels x inner, whose rows are in `length` pieces; the channels of outer x channels x inner, in `outer` pieces. */
 enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS, KFI_LAYOUT_CHANNELS };
 
 /* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows.
@@ -86,17 +89,23 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
 {
     const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys"
                         : layout == KFI_LAYOUT_GROUPS ? "outer length groups channels inner" : "outer channels inner";
-    const int count = layout == KFI_LAYOUT_CHANNELS ? 3 : layout + 2;
-    const kf_result_t result = kfi_check_sizes(name, words, sizes, count);
+    const int count = layout == KFI_LAYOUT_CHANNELS ? 3 : layout + 2, grouped = layout == KFI_LAYOUT_GROUPS;
+    kf_i64 extents[5];
+    for (int i = 0; i < count; ++i) extents[i] = sizes[i];
+    if (grouped && sizes[2] > 0 && sizes[3] > 0) extents[2] = 1; /* the channels are those of all groups */
+    const kf_result_t result = kfi_check_sizes(name, words, extents, count);
     if (result != KF_SUCCESS) return result;
+    if (grouped && !kfi_divides(sizes[2], sizes[3]))
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "channels", "is %lld, expected a multiple of groups, %lld", (long long)sizes[3],
+                        (long long)sizes[2]);
     s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : layout == KFI_LAYOUT_CHANNELS ? 1 : sizes[0];
-    s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[layout == KFI_LAYOUT_GROUPS ? 2 : 1];
+    s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[grouped ? 2 : 1];
     s->cols = sizes[count - 1];
     s->parts = 0;
     if (layout < KFI_LAYOUT_GROUPS) return KF_SUCCESS;
-    s->parts = layout == KFI_LAYOUT_GROUPS ? sizes[3] : 1;
+    s->parts = !grouped ? 1 : sizes[2] > 0 ? sizes[3] / sizes[2] : 0;
     pieces[0] = s->rows;
-    pieces[1] = sizes[layout == KFI_LAYOUT_GROUPS];
+    pieces[1] = sizes[grouped];
     pieces[2] = s->channels;
     pieces[3] = s->parts;
     pieces[4] = s->cols;

@@ -796,11 +796,12 @@ KF_FN KFI_SMALL void kfi_make_team(kfi_pieces *in, int lanes)
 }
 KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups, kf_i64 channels, kf_i64 inner, int vec, int sums, int acc_size)
 {
-    const kf_i64 sizes[] = {outer, length, groups, channels, inner};
-    if (!kfi_all_fit(sizes, 5)) return 0;
+    const kf_i64 sizes[] = {outer, length, channels, inner};
+    if (groups < 1 || !kfi_all_fit(sizes, 4) || !kfi_divides(groups, channels)) return 0;
+    const kf_i64 pieces[] = {outer, length, groups, channels / groups, inner};
     kfi_pieces in;
-    kfi_make_pieces(&in, sizes, vec);
-    return kfi_plane_workspace(outer * in.slices, groups * channels, 1, sums, acc_size);
+    kfi_make_pieces(&in, pieces, vec);
+    return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
 KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,

@@ -254,8 +254,8 @@ KFI_HOST char *kfi_group_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 }
 KFI_HOST size_t kfi_cpu_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
 {
-    const kf_i64 sizes[] = {outer, length, groups, channels, inner};
-    return kfi_all_fit(sizes, 5) ? (size_t)(outer * groups * channels) * (size_t)(sums * acc_size) : 0;
+    const kf_i64 sizes[] = {outer, length, channels, inner};
+    return groups >= 0 && kfi_all_fit(sizes, 4) && kfi_divides(groups, channels) ? (size_t)(outer * channels) * (size_t)(sums * acc_size) : 0;
 }
 
 /* A plane's value of gradient `sum`, which is added up over the batches; NULL: nobody wants any. */
