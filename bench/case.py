@@ -192,7 +192,7 @@ def load(name, manifest):
         return entry, list({c.key: c for c in _listed(entry, manifest["functions"], data)}.values())
     for f in manifest["functions"]:
         for size in entry["size"] if _taken(f, entry, lists) and f["op"] not in data["left_out"] else ():
-            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["workspace"]):
+            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["scratch"]):
                 continue
             for sizes, at in _sizes(f, size, entry):
                 case = _made(f, sizes, at, entry, data, _peers(f, entry, lists, at), manifest["functions"])

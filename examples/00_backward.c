@@ -9,8 +9,8 @@ int main(void)
     const float x[6] = {-1, 0, 1, 2, 3, 4}, bias[3] = {0, 1, -1}, dout[6] = {1, 1, 1, 1, 1, 1};
     float dx[6], dbias[3];
     /* [readme] */
-    const size_t bytes = kf_cpu_bias_bwd_f32_workspace_bytes(2, 3); /* of the op and the dtype: no activation in this name */
-    void *workspace = malloc(bytes);                                /* aligned to 16 bytes, separate from all tensors */
+    const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(2, 3); /* of each function that takes a workspace */
+    void *workspace = malloc(bytes);                                     /* aligned to 16 bytes, separate from all tensors */
     const kf_result_t result = kf_cpu_bias_gelu_bwd_f32(x, bias, dout, dx, dbias, 2, 3, workspace, bytes);
     free(workspace);
     /* [readme] */

@@ -40,7 +40,7 @@ static void PASTE(demo_, DTYPE)(void)
     const int64_t rows = ROWS, cols = COLS, n = rows * cols;
     const float p = 0.1f, eps = 1e-5f;
     const uint64_t seed = 42, offset = 7;
-    const size_t bytes = WORKSPACE_BYTES_(bias_bwd, DTYPE, rows, cols); /* of bias_{act}_bwd: for any activation */
+    const size_t bytes = WORKSPACE_BYTES_(bias_gelu_bwd, DTYPE, rows, cols);
     tensor x = make(n, IS_BF16, -4, 8), y = make(n, IS_BF16, -4, 8), bias = make(cols, IS_BF16, -1, 2), dbias = make(cols, IS_BF16, 0, 0);
     tensor mid = make(n, IS_BF16, 0, 0), out = make(n, IS_BF16, 0, 0), out2 = make(n, IS_BF16, 0, 0), work = make((int64_t)bytes / 4 + 1, 0, 0, 0);
     tensor mean = make(cols, 0, -1, 2), var = make(cols, 0, 0.5f, 1), weight = make(cols, 0, -1, 2), shift = make(cols, 0, -1, 2);
@@ -77,9 +77,9 @@ static void PASTE(demo_, DTYPE)(void)
 
     /* Backward; y is the result's gradient. The passes read the intermediate tensor that their forward has kept. */
     KF(silu, P(x), P(mid), n);
-    OP("silu_mul_bwd", KF(silu_mul_bwd, P(x), P(x), P(y), P(out), P(out2), n),
+    OP("silu_mul_bwd", KF(silu_mul_bwd, P(x), P(x), P(y), P(out), P(out2), n, NULL, 0),
        CHECK(out, V(y, i) * V(x, i) * silu_slope(V(x, i))); CHECK(out2, V(y, i) * silu(V(x, i))),
-       KF(mul_bwd, P(mid), P(x), P(y), P(out), P(out2), n); KF(silu_bwd, P(x), P(out), P(out), n));
+       KF(mul_bwd, P(mid), P(x), P(y), P(out), P(out2), n, NULL, 0); KF(silu_bwd, P(x), P(out), P(out), n, NULL, 0));
 
 #define SLOPE(i) gelu_slope(V(x, i) + V(bias, (i) % cols))
     KF(bias, P(x), P(bias), P(mid), rows, cols);
@@ -92,7 +92,7 @@ static void PASTE(demo_, DTYPE)(void)
            for (int64_t i = j; i < n; i += cols) size += fabs(V(y, i) * SLOPE(i));
            error = worse(error, V(dbias, j) / size, sum / size);
        },
-       KF(gelu_bwd, P(mid), P(y), P(out), n); KF(bias_bwd, P(x), P(bias), P(out), NULL, P(dbias), rows, cols, work.device, bytes));
+       KF(gelu_bwd, P(mid), P(y), P(out), n, NULL, 0); KF(bias_bwd, P(x), P(bias), P(out), NULL, P(dbias), rows, cols, work.device, bytes));
 #undef SLOPE
 
     tensor *all[] = {&x, &y, &bias, &dbias, &mid, &out, &out2, &work, &mean, &var, &weight, &shift};

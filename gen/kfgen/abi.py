@@ -53,7 +53,7 @@ def _functions(selection):
             yield k.words, f"{what} ({', '.join(parts)})"
             for act in k.acts if k.has_act else ():
                 yield act.name, f"activations of {what}{integers}"
-        if k.scratch:
+        if k.has_workspace:
             yield k.words, f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})"
 
 

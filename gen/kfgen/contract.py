@@ -4,6 +4,7 @@
 import ast
 import textwrap
 
+from kfgen import names
 from kfgen.expr import BOOLEAN, PRIMITIVES
 
 INFIX = {"add": ("+", 3), "sub": ("-", 3), "mul": ("*", 4), "div": ("/", 4), "lt": ("<", 2), "le": ("<=", 2), "gt": (">", 2), "ge": (">=", 2),
@@ -140,7 +141,8 @@ def cost(k):
 
 def codes(k):
     """What it may return but for success, and for what a launch itself gives."""
-    return ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout else []), "NULL_POINTER", "MISALIGNED", "OVERLAP", *(["WORKSPACE"] if k.scratch else [])]
+    found = ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout else []), "NULL_POINTER", "MISALIGNED", "OVERLAP"]
+    return found + (["WORKSPACE"] if k.has_workspace else [])
 
 
 def errors(k):
@@ -149,9 +151,10 @@ def errors(k):
 
 
 def workspace(k):
-    text = "workspace: kf_[cpu_]{}({}), aligned to 16" + k.workspace_note
-    whole = text.format(k.workspace.removeprefix("kf_"), ", ".join(k.sizes))
-    return whole if len(whole) <= WIDTH + 3 else text.format(k.workspace.removeprefix("kf_"), "sizes")
+    name = names.workspace(k.pattern).removeprefix("kf_")
+    text = "workspace: kf_[cpu_]{}({})" + (", aligned to 16" + k.workspace_note if k.scratch else ": 0, may be NULL")
+    whole = text.format(name, ", ".join(k.sizes))
+    return whole if len(whole) <= WIDTH + 3 else text.format(name, "sizes")
 
 
 # ---- the comment -------------------------------------------------------------------------------------------------
@@ -165,10 +168,10 @@ def lines(kernel, whole=False):
     groups = {}  # inputs, then outputs, that have everything in common
     for s in k.inputs + k.outputs:
         groups.setdefault(("in " if s.role == "in" else "out", shape(k, s), s.dtype.word, notes(k, s)), []).append(s.name)
-    for (role, dims, word, note), names in groups.items():
-        line = f"{role}  {', '.join(names)}: {dims} {word}{'; ' + note if note else ''}"
+    for (role, dims, word, note), members in groups.items():
+        line = f"{role}  {', '.join(members)}: {dims} {word}{'; ' + note if note else ''}"
         found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
-    if k.scratch:
+    if k.has_workspace:
         found += textwrap.wrap(workspace(k), WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.scratch else ''}apart unless said.")
     found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)

@@ -37,7 +37,8 @@ def signature(k, types):
 
 def workspace(k):
     words = ["T", "U"] if k.op.types == "weights" else ["T"]
-    return f"size_t {names.workspace(k.op.pattern, words, bwd=k.bwd).replace('kf_', 'kf_[cpu_]', 1)}({k.size_parameters});"
+    function = names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
+    return f"size_t {names.workspace(function)}({k.size_parameters});"
 
 
 def use(k, stream):
@@ -74,7 +75,7 @@ def entry(op, kernels):
     return {
         "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "dtypes": list(dict.fromkeys(k.words for k in kernels)),
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
-        "signatures": [line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.scratch else [])]],
+        "signatures": [line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
         "tensors": tensors(first, types), "formulas": [line for k in first for line in contract.formulas(k)],
         "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first], "backward": len(first) > 1 or first[0].bwd}
 

@@ -56,6 +56,14 @@ class Launcher:
         return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state, cpu=True)
 
     @property
+    def workspace(self):
+        return names.workspace(self.name)
+
+    @property
+    def cpu_workspace(self):
+        return names.workspace(self.cpu_name)
+
+    @property
     def arguments(self):
         """The public signature but for the stream, in order."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
@@ -120,7 +128,7 @@ class Kernel:
     columns = ()  # names of operands that are numbers of columns
     picked = ()  # operands of which nothing is read but a row's value in one column
     refuses = False  # whether an axis without elements is an error
-    order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there is no workspace
+    order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
     def __init__(self, family, op, dtypes, bwd):
         self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
@@ -131,8 +139,7 @@ class Kernel:
         self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
         self.state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True)
         self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
-        self.workspace = names.workspace(op.pattern, dtypes)
-        self.cpu_workspace = names.workspace(op.pattern, dtypes, cpu=True)
+        self.workspace, self.cpu_workspace = (self._twin(cpu) for cpu in (False, True))
         self.dropout = op.dropout
         self.acts = [a for a in op.activations if dtypes[0] in FLOAT_DTYPES or a.ints]
         self.has_act = op.has_act
@@ -242,12 +249,35 @@ class Kernel:
 
     @property
     def workspace_arguments(self):
-        return [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")] if self.scratch else []
+        given = [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")]
+        return given if self.has_workspace else []
+
+    @property
+    def has_workspace(self):
+        """Whether it takes a workspace: every backward, and a forward whose sums blocks may share out. So no better schedule changes a signature."""
+        return self.bwd or self.scratch
 
     @property
     def scratch(self):
-        """Whether there is a workspace."""
+        """Whether its schedules use one."""
         return bool(self.added)
+
+    @property
+    def unused_workspace(self):
+        return self.has_workspace and not self.scratch
+
+    def _twin(self, cpu):
+        """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
+        internal one. The others' are macros."""
+        if any(a.name == "none" for a in self.op.activations):
+            return names.workspace(names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu))
+        return names.workspace(names.internal("kfi", self.op.pattern, self.dtypes, self.bwd, cpu))
+
+    @property
+    def twins(self):
+        """[(macro, function)] for CUDA and for C, of its launchers that have no function of their own."""
+        of = [(x.workspace, x.cpu_workspace) for x in self.launchers] if self.has_workspace else []
+        return [[(own, real) for own in column if own != real] for column, real in zip(zip(*of), (self.workspace, self.cpu_workspace))] or [[], []]
 
     @property
     def added(self):

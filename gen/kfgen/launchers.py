@@ -16,6 +16,7 @@ class Function:
     arguments: str   # of the call
     c_parameters: str
     tag: str  # of a user's own: a hash of the signature, which no ABI version of kf's follows
+    called: str  # the template behind it: where it has another name, the own one is a macro
 
 
 @dataclass
@@ -36,9 +37,9 @@ class File:
         return f"kf/{self.stem}.cu"
 
 
-def _function(kind, name, parameters, arguments, c_parameters, user):
+def _function(kind, name, parameters, arguments, c_parameters, user, called):
     tag = hashlib.sha256(c_parameters.encode()).hexdigest()[:8] if user else ""
-    return Function(kind, name, parameters, arguments, c_parameters, tag)
+    return Function(kind, name, parameters, arguments, c_parameters, tag, called)
 
 
 def _functions(kernel, acts, user):
@@ -48,12 +49,11 @@ def _functions(kernel, acts, user):
             continue
         words = [a.name for a in launcher.arguments] + ["stream"]
         c_parameters = ", ".join([f"{a.ctype}{a.name}" for a in launcher.arguments] + ["struct CUstream_st *stream"])
-        found.append(_function("kf_result_t", launcher.name, launcher.cuda_parameters, ", ".join(words), c_parameters, user))
+        found.append(_function("kf_result_t", launcher.name, launcher.cuda_parameters, ", ".join(words), c_parameters, user, launcher.name))
+        if kernel.has_workspace:
+            sizes = kernel.size_parameters
+            found.append(_function("size_t", launcher.workspace, sizes, ", ".join(kernel.sizes), sizes, user, kernel.workspace))
     return found
-
-
-def _workspace(kernel, user):
-    return _function("size_t", kernel.workspace, kernel.size_parameters, ", ".join(kernel.sizes), kernel.size_parameters, user)
 
 
 def files(selection, user=None):
@@ -65,8 +65,6 @@ def files(selection, user=None):
             functions = _functions(kernel, [a for a in kernel.acts if not (installed and a.builtin)], user)
             if not functions:
                 continue
-            if kernel.scratch and not installed:  # with the op: it is the same for every activation
-                functions.append(_workspace(kernel, user))
             file = found[kernel.dtypes[0]]
             file.functions += functions
             include = f"{names.folder(user)}/{names.stem(op.pattern)}.cuh"

@@ -61,7 +61,7 @@ def cost(k, tensors):
 def of_kernel(k):
     """What its functions have in common."""
     return {"variables": variables(k), "axes": axes(k), "errors": contract.codes(k), "formula": contract.formulas(k), "flops": k.flops,
-            "workspace_arguments": k.sizes if k.scratch else []}
+            "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch}
 
 
 def function(launcher, user=None, common=None):
@@ -80,7 +80,7 @@ def function(launcher, user=None, common=None):
         "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
         "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars]},
-        "workspace": k.workspace if k.scratch else None, "cpu_workspace": k.cpu_workspace if k.scratch else None,
+        "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors), "bytes": sum(s.dtype.size * len(s.parts) for s in moved),
@@ -138,7 +138,7 @@ def clashes(selection, user=None):
             what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}"
             take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)
-        if k.scratch:
-            take_both(k.workspace, f"op `{k.op.pattern}`")
-            take(k.cpu_workspace, f"op `{k.op.pattern}`", cpu=True)
+            if k.has_workspace:
+                take_both(launcher.workspace, what)
+                take(launcher.cpu_workspace, what, cpu=True)
     return found

@@ -24,8 +24,9 @@ def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
     return "_".join(w for w in words if w)
 
 
-def workspace(pattern, dtypes, cpu=False, bwd=True):
-    return "_".join(w for w in ("kf", "cpu" if cpu else "", fill(pattern, "none"), "bwd" if bwd else "", dtype_words(dtypes), "workspace_bytes") if w)
+def workspace(function_):
+    """Of a function: its twin, which says how much workspace it needs."""
+    return f"{function_}_workspace_bytes"
 
 
 def scalar(word, bwd=False, double=False):
@@ -43,5 +44,6 @@ def launchers(user=None, dtype=""):
     return "_".join(w for w in ("kf", user or "", "launchers", dtype) if w)
 
 
-def internal(prefix, pattern, dtypes, bwd=False):
+def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
+    prefix = f"{prefix}_cpu" if cpu else prefix
     return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)

@@ -103,6 +103,11 @@ class C:
                       act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
 
     @property
+    def workspace_arguments(self):
+        """Of the run function, which has them where it uses them."""
+        return self.k.workspace_arguments if self.k.scratch else []
+
+    @property
     def stores(self):
         """What stores each gradient that is added up, in its own dtype."""
         return [f"kfi_store_sum_{s.dtype.word}" for s in self.k.added]

@@ -258,9 +258,9 @@ int main(int count, char **words)
     memset(k, 0x55, sizeof k);
     EXPECT(kf_add_relu_f32(f, f, g, -3, NULL), KF_ERROR_INVALID_SIZE, "kf_add_relu_f32: n is -3");
     EXPECT(kf_add_relu_f16(h, NULL, k, 8, NULL), KF_ERROR_NULL_POINTER, "kf_add_relu_f16: b is NULL");
-    EXPECT(kf_add_relu_bwd_f32(f, f, f, g, g + 1, 4, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
+    EXPECT(kf_add_relu_bwd_f32(f, f, f, g, g + 1, 4, NULL, 0, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
     EXPECT(kf_bias_relu_bwd_f16(h, h, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE, "kf_bias_relu_bwd_f16: workspace");
-    if (kf_bias_bwd_f16_workspace_bytes(2, 4) == 0) return 2;
+    if (kf_bias_relu_bwd_f16_workspace_bytes(2, 4) == 0 || kf_add_relu_bwd_f32_workspace_bytes(4) != 0) return 2;
     if (kf_add_relu_f32(NULL, NULL, NULL, 0, NULL) != KF_SUCCESS || kf_cpu_add_relu_f32(f, f, g, 8) != KF_SUCCESS) return 3;
     if (kf_cpu_add_relu_f32(f, f, g, -9) != KF_ERROR_INVALID_SIZE) return 4;
     if (strcmp(kf_launchers_f32_error_detail(), kf_get_last_error_detail())) return 4;

@@ -397,11 +397,11 @@ def test_altered_schedule(include, memory, tmp_path, what):
 def test_several_parts(memory):
     """Some faults above are only visible on large tensors: they are right without them."""
     def takes(f):
-        return (f["cpu_workspace"] or f["family"] == "row") and f["dtypes"][0] in DTYPES and len(f["sizes"]) > 1 and f["family"] != "reduce"
+        return (f["scratch"] or f["family"] == "row") and f["dtypes"][0] in DTYPES and len(f["sizes"]) > 1 and f["family"] != "reduce"
 
     if cases.LEVEL > 1:
         functions = [f for f in kflib.manifest()["functions"]
-                     if (f["cpu_workspace"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
+                     if (f["scratch"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
         lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
     else:
         functions, lib = [f for f in selection.of_schedules(("f32",)) if takes(f)], numeric.build_cpu("native", BUILD)

@@ -21,7 +21,7 @@ if cases.LEVEL > 1:
 else:
     SCHEDULES = UNINITIALISED = selection.of_schedules(("f32",))
     KERNELS = selection.of_schedules(("f32", "bf16")) + [f for f in selection.FUNCTIONS if f["op"] == "{act}" and f["dtypes"] == ["f32"]]
-    KERNELS += selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], bool(f["workspace"]))], selection.of_schedules(("f64",)))
+    KERNELS += selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"])], selection.of_schedules(("f64",)))
     KERNELS = list({f["cpu_name"]: f for f in KERNELS}.values())
 ADDRESS = ("-Og", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 THREAD = ("-Og", "-g1", "-fsanitize=thread")

@@ -17,7 +17,7 @@ FRAME = 24 << 10  # of one function: a walk calls what computes a tile, and a la
 BUILDS = [("-O3", "-march=native"), ("-O2",)]  # at level 1 frames are of the first, calls of the second
 SAMPLE = selection.of_schedules(cases.by_level(("f64",), None))
 # At level 1 one of each kind of walk, with sums and without.
-FRAMED = cases.by_level(selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], bool(f["workspace"]), f["dropout"])], SAMPLE), SAMPLE)
+FRAMED = cases.by_level(selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"], f["dropout"])], SAMPLE), SAMPLE)
 
 
 def frames(functions, folder, include, flags):

@@ -30,7 +30,7 @@ if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), f["cpu_name"] in OF_DETAILS and f["cpu_name"]], FUNCTIONS)
 FLAGS = ("-Og", "-ffp-contract=off")
 # What a fork changes is who runs the pieces: one function of each way to cut a call into them.
-FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"])): f for f in FUNCTIONS}.values())
+FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], f["scratch"]): f for f in FUNCTIONS}.values())
 
 # Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
 # environment once.

@@ -48,7 +48,7 @@ def of_each_kernel(f):
 
 def one_dtype_per_schedule(f):
     """Dtypes share the schedules: float for all, 2 bytes for what is summed."""
-    return of_each_kernel(f) and (f["dtypes"][0] == "f32" or (f["dtypes"][0] == "bf16" and f["workspace"]))
+    return of_each_kernel(f) and (f["dtypes"][0] == "f32" or (f["dtypes"][0] == "bf16" and f["scratch"]))
 
 
 def one_dtype_per_size(f):

@@ -88,7 +88,7 @@ def test_multiprocessors(lib, emu, memory, f):
         assert all(checks.same_bits(found[0][1][n], other[n]) for _, other in found[1:] for n in whole)
 
 
-@numeric.each([f for f in numeric.GATE if f["family"] == "row" and f["activation"] == "none" and not f["workspace"]], "name")
+@numeric.each([f for f in numeric.GATE if f["family"] == "row" and f["activation"] == "none" and not f["scratch"]], "name")
 def test_walked(lib, emu, memory, f):
     """A row's bits are the same whether a block has it alone or walks down many."""
     for sizes, _ in cases.rows_of(f, [[(12, 3000), 0], [(12, 6000), 0]]):

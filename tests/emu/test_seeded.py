@@ -142,7 +142,7 @@ SEEDED = {
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
-SUMS = [f for f in samples.MANIFEST if f["workspace"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
+SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
 REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]

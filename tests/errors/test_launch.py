@@ -27,7 +27,7 @@ def test_the_callers_stream(cuda, functions):
         before = cuda.seen.count
         assert cuda.call(f, call.values, STREAM) == 0
         seen = cuda.seen
-        assert 1 + bool(f["workspace"]) <= seen.count - before <= most_launches(f) and seen.stream == STREAM, f["name"]
+        assert 1 + f["scratch"] <= seen.count - before <= most_launches(f) and seen.stream == STREAM, f["name"]
         threads = seen.block[0] * seen.block[1] * seen.block[2]
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
         assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
@@ -53,7 +53,7 @@ def test_shared_memory(rows):
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
             assert cuda.call(f, call.values) == 0, f"{f['name']} {cols}: {cuda.detail}"
-        if f["workspace"] and architecture == 900:
+        if f["scratch"] and architecture == 900:
             assert 48 << 10 < cuda.seen.raised, f["name"]
 
 
@@ -137,4 +137,4 @@ def test_who_asked_is_told_each_launch(tmp_path):
         seen = lib.seen
         wanted = f"{f['name']} {seen.kernel:#x} {seen.grid[0]} {seen.grid[1]} {seen.block[0]} {seen.shared_bytes} {STREAM:#x}"
         assert said.value.decode() == wanted
-    assert any(f["state"] for f in chosen) and any(f["workspace"] for f in chosen)
+    assert any(f["state"] for f in chosen) and any(f["scratch"] for f in chosen)

@@ -21,12 +21,13 @@ def test_null(lib, functions):
             else:
                 call = Call(lib, f).set(**{a["name"]: None})
                 call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements")
-        # All that may be NULL together, the workspace too when no sum is asked for.
+        # All that may be NULL together; the workspace too where nothing is asked for: then nothing is launched.
         nullable = [a["name"] for a in tensors_of(f) if a["nullable"]]
-        call = Call(lib, f).set_all(nullable, None)
-        if sums(f) or f["bwd"]:
+        call, wanted = Call(lib, f).set_all(nullable, None), [n for n in outputs(f) if n not in nullable]
+        if not wanted:
             call.set(workspace=None, workspace_bytes=0)
-        call.accepts("everything nullable NULL", [n for n in outputs(f) if n not in nullable])
+        call.accepts("everything nullable NULL", wanted)
+        assert wanted or call._call()[2] == 0, f"{call.name} launches something for nothing"
 
 
 def test_misaligned_to_the_element(lib, functions):

@@ -43,7 +43,7 @@ def test_state(lib, functions):
 def test_state_overlaps(lib, functions):
     """It is read while outputs and the workspace are written."""
     for f in functions:
-        for name in (*outputs(f), *([":workspace"] if f["workspace"] else [])) if f["state"] else ():
+        for name in (*outputs(f), *([":workspace"] if f["scratch"] else [])) if f["state"] else ():
             argument = name.strip(":")
             for shift in (0, -8, 8):
                 call = Call(lib, f)

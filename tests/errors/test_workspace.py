@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused; where no
-sum is wanted it is not looked at."""
+"""The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
+wanted; where its twin says 0 it is not looked at."""
 
 from refusals import FUNCTIONS, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of
 
 
 def with_workspace(functions):
-    return [f for f in functions if f["workspace"]]
+    return [f for f in functions if f["scratch"]]
 
 
 def test_who_has_one():
     """The tests below are about something."""
     assert len(with_workspace(FUNCTIONS)) > len(FUNCTIONS) / 20
-    assert all(bool(f["workspace"]) == bool(sums(f)) for f in FUNCTIONS if f["family"] != "reduce")
+    assert all(f["scratch"] == bool(sums(f)) for f in FUNCTIONS if f["family"] != "reduce")
+    assert all(f["workspace"] for f in FUNCTIONS if f["bwd"] or f["scratch"])
+
+
+def test_no_bytes_may_be_null(lib, functions):
+    """Of a function that takes a workspace and uses none, its twin says 0; what it is given is not looked at."""
+    for f in [f for f in functions if f["workspace"] and not f["scratch"]]:
+        call = Call(lib, f)
+        assert call.workspace_bytes == 0 and "void *workspace, size_t workspace_bytes" in f["signature"]
+        call.set(workspace=None, workspace_bytes=0).accepts("no workspace", outputs(f))
+        call = Call(lib, f)
+        call.set(workspace=call.address(tensors_of(f)[0]["name"]) + 1, workspace_bytes=2**63).accepts("a workspace that nobody uses", outputs(f))
 
 
 def test_missing_small_misaligned(lib, functions):
@@ -20,7 +31,7 @@ def test_missing_small_misaligned(lib, functions):
         call = Call(lib, f)
         need = call.workspace_bytes
         assert need > 0
-        words = (f"expected 16-byte aligned memory of {need} bytes",)
+        words = (f"expected {need} bytes ({call.name}_workspace_bytes), aligned to 16",)
         call.set(workspace=None).refuses(WORKSPACE, "workspace", *words)
         Call(lib, f).set(workspace=None, workspace_bytes=0).refuses(WORKSPACE, "workspace", "of 0 bytes", *words)
         for got in (need - 1, 1, 0):
@@ -33,13 +44,14 @@ def test_missing_small_misaligned(lib, functions):
             Call(lib, f).set(workspace=None).set_all([s for s in sums(f) if s != one], None).refuses(WORKSPACE, "workspace", *words)
 
 
-def test_not_wanted_not_needed(lib, functions):
+def test_the_whole_size_whichever_gradients_are_wanted(lib, functions):
+    """What a schedule uses it for is its own matter. Of a call that wants nothing nothing is asked."""
     for f in [f for f in with_workspace(functions) if sums(f)]:
         rest = set(outputs(f)) - set(sums(f))
-        Call(lib, f).set_all(sums(f), None).set(workspace=None, workspace_bytes=0).accepts("no sum and no workspace", rest)
-        first = tensors_of(f)[0]["name"]
-        call = Call(lib, f).set_all(sums(f), None)
-        call.set(workspace=call.address(first)).accepts("no sum, and a workspace that nobody uses on a tensor", rest)
+        Call(lib, f).set_all(sums(f), None).accepts("no sum", rest)
+        for got in (0, 1) if rest else ():
+            Call(lib, f).set_all(sums(f), None).set(workspace_bytes=got).refuses(WORKSPACE, "workspace", f"{Call(lib, f).workspace_bytes} bytes")
+        Call(lib, f).set_all(outputs(f), None).set(workspace=None, workspace_bytes=0).accepts("no gradient and no workspace")
 
 
 def test_overlap(lib, functions):

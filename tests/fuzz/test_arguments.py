@@ -74,12 +74,14 @@ def verdict(f, values, workspace_needed):
     for name, size in zip(f["sizes"], sizes):
         if size < 0:
             return INVALID_SIZE, name
-    room = 2**58
-    for name, size in zip(f["sizes"], sizes):
+    room, at = 2**58, dict(zip(f["sizes"], sizes))
+    for name, size in at.items():
+        size = 1 if name == "groups" and size and at["channels"] else size  # the channels are those of all groups
         if size > room:
             return INVALID_SIZE, name
         room //= max(size, 1)
-    summed = [a for a in tensors_of(f) if a["role"] == "sum"]
+    if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
+        return INVALID_SIZE, "channels"
     if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
@@ -94,8 +96,7 @@ def verdict(f, values, workspace_needed):
             out, other = (o, before) if o.out else (before, o)
             if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
                 return OVERLAP, out.name
-    summed = [a for a in tensors_of(f) if a["role"] != "in"] if f["family"] == "reduce" else summed
-    if any(values[a["name"]] for a in summed) and workspace_needed:
+    if workspace_needed and any(values[a["name"]] for a in tensors_of(f) if a["role"] != "in"):
         workspace = values["workspace"] or 0
         if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
             return WORKSPACE, "workspace"
@@ -106,7 +107,7 @@ def verdict(f, values, workspace_needed):
 
 def spoil(data, call, f):
     """One to three changes of a valid call: to NULL, off its alignment, onto or beside another tensor; sizes, p, workspace."""
-    names = [a["name"] for a in tensors_of(f)] + (["state"] if f["state"] else []) + (["workspace"] if f["workspace"] else [])
+    names = [a["name"] for a in tensors_of(f)] + (["state"] if f["state"] else []) + (["workspace"] if f["scratch"] else [])
     places = {**{a["name"]: call.address(a["name"]) for a in tensors_of(f)}, "workspace": call.address(":workspace"), "state": call.address(":state")}
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(names))

@@ -109,7 +109,10 @@ def test_workspaces_of_two_calls():
         f = FUNCTIONS[name]
         assert set(f["workspace_arguments"]) <= set(f["sizes"]) and "WORKSPACE" in f["errors"]
         wanted.append(f"{f['workspace']}({', '.join(str(sizes[s]) for s in f['workspace_arguments'])})")
-    assert wanted == ["kf_layer_norm_bwd_bf16_workspace_bytes(64, 256)", "kf_sum_bf16_workspace_bytes(1, 64, 256)"]
+    assert wanted == ["kf_layer_norm_gelu_bwd_bf16_workspace_bytes(64, 256)", "kf_sum_bf16_workspace_bytes(1, 64, 256)"]
+    for f in FUNCTIONS.values():
+        assert (f["workspace"], f["cpu_workspace"]) in ((None, None), tuple(f"{f[n]}_workspace_bytes" for n in ("name", "cpu_name")))
+        assert f["workspace"] or not (f["bwd"] or f["scratch"] or f["form"] in ("planes", "groups", "channels", "axis") and f["family"] != "map")
     assert all(bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"]) for f in FUNCTIONS.values())
 
 

@@ -33,14 +33,15 @@ def test_words_of_a_name():
     assert names.function("layer_norm", "none", ("bf16", "f32"), bwd=True) == "kf_layer_norm_bwd_bf16_f32"
     assert names.function("layer_norm", "none", ("bf16", "bf16")) == "kf_layer_norm_bf16"
     assert names.function("{act}_dropout", "gelu", ("f16",), bwd=True, state=True) == "kf_gelu_dropout_state_bwd_f16"
-    assert names.workspace("bias_{act}", ("bf16",)) == "kf_bias_bwd_bf16_workspace_bytes"
+    assert names.workspace(names.function("bias_{act}", "relu", ("bf16",), bwd=True, cpu=True)) == "kf_cpu_bias_relu_bwd_bf16_workspace_bytes"
     assert [names.stem(p) for p in ("add_{act}", "{act}", "{act}_mul", "bias_{act}_add", "cast")] == ["add", "act", "act_mul", "bias_act_add", "cast"]
 
 
 # The promise to callers. Change these lines only with a new major version.
 SIGNATURES = """
 kf_result_t kf_add_relu_f32(const float *a, const float *b, float *out, int64_t n, cudaStream_t stream);
-kf_result_t kf_add_relu_bwd_f32(const float *a, const float *b, const float *dout, float *da, float *db, int64_t n, cudaStream_t stream);
+kf_result_t kf_add_relu_bwd_f32(const float *a, const float *b, const float *dout, float *da, float *db, int64_t n,
+ void *workspace, size_t workspace_bytes, cudaStream_t stream);
 kf_result_t kf_gelu_f16(const kf_f16 *x, kf_f16 *out, int64_t n, cudaStream_t stream);
 kf_result_t kf_bias_gelu_bf16(const kf_bf16 *x, const kf_bf16 *bias, kf_bf16 *out, int64_t rows, int64_t cols, cudaStream_t stream);
 kf_result_t kf_bias_gelu_bwd_bf16(const kf_bf16 *x, const kf_bf16 *bias, const kf_bf16 *dout, kf_bf16 *dx, kf_bf16 *dbias, int64_t rows,

@@ -20,7 +20,7 @@ from instructions import NVCC  # noqa: E402
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 KINDS = selection.kinds(("bf16",))
 if cases.LEVEL == 1:
-    KINDS = selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"]), (bool(f["workspace"]), f["state"])], KINDS)
+    KINDS = selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"]), (f["scratch"], f["state"])], KINDS)
 
 
 @pytest.fixture(scope="module")

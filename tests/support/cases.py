@@ -112,7 +112,7 @@ def of_count(f, count, rest):
 
 def walks(f):
     """Whether its blocks walk down the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
-    return bool(f["workspace"]) and f["family"] != "reduce" and not planes(f) and not groups(f)
+    return f["scratch"] and f["family"] != "reduce" and not planes(f) and not groups(f)
 
 
 def parts(groups, cols):
@@ -146,7 +146,7 @@ def shapes(f, whole=None):
     base, more = of_form(f, tables)
     if f["family"] == "reduce":
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
-    elif f["workspace"]:
+    elif f["scratch"]:
         base = base + of_form(f, SUMS)
     if f["family"] == "row":
         base = base + rows_of(f, LINES if (whole_table(f) if whole is None else whole) else share_of(f, LINES) if LEVEL > 1 else [])

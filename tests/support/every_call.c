@@ -53,12 +53,13 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
 
 static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
 {
-    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] : 1) * (sizes > 3 ? n[3] : 1) * (sizes > 4 ? n[4] : 1);
+    const int64_t groups = sizes > 4 ? n[2] : 1; /* of five sizes: how many the channels make is no extent */
+    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] / groups : 1) * (sizes > 3 ? n[3] : 1) * (sizes > 4 ? n[4] : 1);
     if (t->kind == KFT_ELEM || t->kind == KFT_HALF) return t->kind == KFT_HALF ? 2 * all : all;
     if (t->kind == KFT_PER_PLANE) return n[0] * n[1];
     if (t->kind == KFT_PER_QUERY) return n[0] * n[1] * n[2];
     if (t->kind == KFT_SHARED) return n[0] * n[2] * n[3];
-    if (t->kind == KFT_GROUP) return n[2] * n[3];
+    if (t->kind == KFT_GROUP) return n[3];
     if (t->kind == KFT_PER_GROUP) return n[0] * n[2];
     return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
 }

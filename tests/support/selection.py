@@ -17,7 +17,7 @@ FUNCTIONS = kflib.manifest()["functions"]
 
 def schedule(f):
     """What the code around an op's own expression depends on."""
-    return f["family"], f["layout"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"]
+    return f["family"], f["layout"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"]
 
 
 def features(f):
@@ -80,7 +80,7 @@ def of_schedules(dtypes=None):
 def kind(f):
     """Of an argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
     halves = any(a.get("kind") == "half" for a in f["arguments"])
-    return f["family"], len(f["sizes"]), f["bwd"], bool(f["workspace"]), f["dropout"], f["state"], halves
+    return f["family"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"], halves
 
 
 def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):

@@ -166,7 +166,7 @@ class MapC(C):
     def run_parameters(self):
         found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.k.asks_reads else [])
         found += [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes] + ["const void *scalars"]
-        return ", ".join(found) + self.dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.k.workspace_arguments)
+        return ", ".join(found) + self.dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
 
     @property
     def shape(self):
@@ -180,7 +180,7 @@ class MapC(C):
         k = self.k
         found = [f"kfi_tile_{k.name}_{launcher.act.name}", f'"{launcher.act.name}"'] + ([str(int(bwd_reads_x(launcher.act)))] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if launcher.scalar_values else "NULL"]
-        return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in k.workspace_arguments])
+        return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -134,6 +134,10 @@ class MapCuda(Cuda):
         return "outer, channels, inner, true" if self.k.has_channel else "rows, 0, cols, false"
 
     @property
+    def workspace_bytes(self):
+        return f"kfi_map_workspace({self.shape}, {self.size}, {self.sum_threads}, {len(self.k.sums)}, {self.k.dtype.acc.size})"
+
+    @property
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
         def kernel(*parameters):

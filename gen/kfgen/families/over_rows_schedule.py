@@ -51,7 +51,7 @@ class RowsC(C):
         found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + ([str(int(bwd_reads_x(act)))] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + (["kfi_integers"] if k.integers else [])
         found += ["scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
-        return ", ".join(found + [a.name for a in k.workspace_arguments])
+        return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -3,7 +3,6 @@
 
 import functools
 
-from kfgen import names
 from kfgen.expr import COUNT, ELEM
 from kfgen.families.family import wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
@@ -27,12 +26,10 @@ class ReduceKernel(RowsKernel):
         super()._build()
         for s in self.streams:
             s.dtype, s.var = self.dtype, "T"
-        self.workspace = names.workspace(self.op.pattern, self.dtypes, bwd=self.bwd)
-        self.cpu_workspace = names.workspace(self.op.pattern, self.dtypes, cpu=True, bwd=self.bwd)
 
     @property
     def scratch(self):
-        """For an axis that is shared out; what reduces nothing needs none."""
+        """For an axis that is shared out; what reduces nothing uses none."""
         return self.slots > 0
 
     @property

@@ -36,5 +36,10 @@ class ReduceCuda(RowsCuda):
         return program(self.k.graph, {s.name: r for s, r in zip(self.k.outputs, self.k.roots)}, self.rows_target, env, each="{}_s[e]")
 
     @property
+    def workspace_bytes(self):
+        again = str(self.again).lower()
+        return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {self.k.most}, {self.k.slots}, {self.k.dtype.acc.size})"
+
+    @property
     def instances(self):
         return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0)]

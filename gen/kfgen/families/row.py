@@ -22,6 +22,11 @@ class RowKernel(RowsKernel):
         return RowC(self)
 
     @property
+    def has_workspace(self):
+        """A forward takes one where rows may be few and of all batches, planes or channels: blocks may come to share one out."""
+        return super().has_workspace or self.layout in self.family.long_rows
+
+    @property
     def summed_over(self):
         return "outer, length and inner" if "group" in self.kinds else "outer" if self.has_channel else "rows"
 
@@ -48,6 +53,7 @@ class Row(OverRows):
              "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
              "groups": {"elem": "outer, length, channels, inner", "group": "channels", "per_group": "outer, groups"},
              "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
+    long_rows = ("planes", "groups", "channels")
     sizes = {"groups": "outer, length, groups, channels, inner"}
     axes = {"rows": (-1, {"rows": "before", "cols": "axis"}), "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
             "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),

@@ -163,6 +163,15 @@ class RowCuda(RowsCuda):
         return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.held)
 
     @property
+    def workspace_bytes(self):
+        k, acc = self.k, self.k.dtype.acc.size
+        if k.sums:
+            return f"kfi_row_workspace(rows, cols, {self.vec}, {self.held_table}, {len(k.sums)}, {acc})"
+        if k.group_sums:
+            return f"kfi_group_workspace({', '.join(k.sizes)}, {self.vec}, {len(k.group_sums)}, {acc})"
+        return f"kfi_plane_workspace({', '.join(k.sizes)}, {len(k.plane_sums)}, {acc})"
+
+    @property
     def sum_kernels(self):
         return self.second_stage("kfk_sum_partials")
 

@@ -28,8 +28,8 @@ typedef struct {
 
 typedef struct {
     kfi_operand of[KFI_MAX_TENSORS];
-    int count;
-    uintptr_t bits; /* of all tensors' addresses */
+    int count, wanted; /* wanted: outputs that are not NULL */
+    uintptr_t bits;    /* of all tensors' addresses */
 } kfi_operands;
 
 /* The tensor arguments of a function: one short literal each, since every program that includes kf parses them all. */
@@ -136,12 +136,12 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
     return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(out->ptr == other->ptr && kfi_may_share(out, other, j));
 }
 
-/* Reads the table of a call's tensors, and refuses what no call may do with them. */
+/* Reads the table of a call's tensors, and refuses what no call may do with them. Of a call without a wanted output nothing else is asked. */
 KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, kfi_operands *all)
 {
     const char *code = arguments->codes;
     all->bits = 0;
-    all->count = 0;
+    all->count = all->wanted = 0;
     for (int i = 0; *code; ++i, code += 3) {
         kfi_operand *o = &all->of[i];
         const int kind = (code[1] - '0') & KFI_KIND;
@@ -155,6 +155,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         o->twin = code[2] - '0';
         o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
         all->count = i + 1;
+        all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
         all->bits |= ((kind >= KFI_PAIR) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
@@ -181,14 +182,17 @@ KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
     return kfi_fail(KF_ERROR_INVALID_VALUE, name, "p", "is %g, expected 0 <= p <= 1", p);
 }
 
-/* Of a workspace only what is asked for must be apart from the tensors. */
+/* expected: what the function's twin says, whichever outputs are wanted. Only so much of a workspace must be apart from the tensors. */
 KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_arguments *arguments, const kfi_operands *all, const void *workspace,
                                          size_t got, size_t expected)
 {
     if (expected == 0) return KF_SUCCESS;
-    if (!workspace || got < expected || (uintptr_t)workspace % 16 != 0)
-        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected 16-byte aligned memory of %llu bytes", workspace,
-                        (unsigned long long)got, (unsigned long long)expected);
+    if (!workspace || got < expected || (uintptr_t)workspace % 16 != 0) {
+        char twin[120];
+        kfi_write_name(twin, sizeof twin, name);
+        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to 16",
+                        workspace, (unsigned long long)got, (unsigned long long)expected, twin);
+    }
     for (int i = 0; i < all->count; ++i)
         if (kfi_meets(&all->of[i], workspace, expected))
             return kfi_fail(KF_ERROR_OVERLAP, name, "workspace", "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,

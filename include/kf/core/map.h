@@ -564,7 +564,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     kf_result_t result = kfi_check_sizes(&m->name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !m->operands.wanted) return result;
     m->elements = n;
     m->stream = kfi_streams(m);
     kfi_size_tiles(m, 0, m->part);
@@ -605,10 +605,10 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->elements = is_channel ? rows * channels * cols : rows * cols;
     if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;
     kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !m->operands.wanted) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
-    const size_t needed = wanted ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0;
+    const size_t needed = m->sums ? kfi_cpu_workspace(rows, channels, cols, is_channel, m->sums, m->acc_size) : 0;
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     m->partial = wanted ? (char *)workspace : NULL;

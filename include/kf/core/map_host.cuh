@@ -69,7 +69,7 @@ KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **a
     if (result != KF_SUCCESS || n == 0) return result;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
     return kfi_launch_each(m, m.kernels, n, operands.bits % 16 == 0, e, 0, args, stream);
 }
 
@@ -91,7 +91,7 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     if (n == 0) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool plane = is_channel && cols > 1;
     if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
     const bool aligned = operands.bits % 16 == 0, whole = cols % m.vec == 0;
@@ -164,7 +164,7 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     return (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
 }
 
-// Whether somebody wants one of the gradients of all runs. Sums that nobody wants need no workspace.
+// Whether somebody wants one of the gradients of all runs.
 KF_FN KFI_SMALL bool kfi_sums_wanted(const kfi_sums *s, const unsigned char *runs, int sums)
 {
     bool wanted = false;
@@ -203,9 +203,9 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (s->count == 0) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool wanted = kfi_sums_wanted(s, m.runs, m.sums);
-    const size_t needed = wanted ? kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size) : 0;
+    const size_t needed = kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
 

@@ -253,10 +253,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     const kfi_shape shape = {outer * inner, 0, axis, 0};
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
-    if (result != KF_SUCCESS) return result;
-    bool wanted = false;
-    for (int i = 0; i < operands.count; ++i) wanted = wanted || ((operands.of[i].flags & KFI_OUT) && operands.of[i].ptr);
-    if (!wanted) return KF_SUCCESS;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;

@@ -163,7 +163,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     kf_result_t result = kfi_check_sizes(&m->name, "outer axis inner", sizes, 3);
     kfi_shape shape;
     size_t needed;
-    int first = 0, wanted = 0;
+    int first = 0;
     if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m->bwd)) return result;
     if (axis == 0 && m->refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m->name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
     shape.rows = outer * inner;
@@ -171,9 +171,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     shape.cols = axis;
     shape.parts = 0;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
-    if (result != KF_SUCCESS) return result;
-    for (int i = 0; i < m->operands.count; ++i) wanted |= (m->operands.of[i].flags & KFI_OUT) && m->operands.of[i].ptr;
-    if (!wanted) return KF_SUCCESS;
+    if (result != KF_SUCCESS || !m->operands.wanted) return result;
     needed = m->passes ? kfi_cpu_reduce_workspace(outer, axis, inner, m->most, m->all, m->acc_size) : 0;
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;

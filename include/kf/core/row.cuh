@@ -818,13 +818,13 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
     const int sums = m.sums + m.plane_sums;
     const bool wanted = kfi_sums_wanted(s, m.runs, sums);
     kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
     if (groups) kfi_make_pieces(in, pieces, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
-    const size_t needed = !wanted ? 0 : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
+    const size_t needed = !sums ? 0 : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
                                                      : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;

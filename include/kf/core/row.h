@@ -293,10 +293,10 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
     if (!m->sums ? nothing : planes ? summed == 0 : cols == 0 && !per_row) return KF_SUCCESS;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || !m->operands.wanted) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
-    const size_t needed = !wanted ? 0 : planes ? kfi_cpu_plane_workspace(outer, summed, 1, m->sums, m->acc_size)
+    const size_t needed = !m->sums ? 0 : planes ? kfi_cpu_plane_workspace(outer, summed, 1, m->sums, m->acc_size)
                                                : kfi_cpu_workspace(outer, 0, cols, 0, m->sums, m->acc_size);
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
