@@ -20,7 +20,7 @@ class Instance:
     arguments: tuple
 
     def __str__(self):
-        return f"KFI_ADDRESS({self.name()})"
+        return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
 
     def name(self, values=None):
         """values: of the launcher's own parameters."""

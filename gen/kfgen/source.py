@@ -73,9 +73,10 @@ def inline(path, files, inlined=lambda header: True):
 
 
 def kernel_names(launcher):
-    """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from."""
+    """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
     values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
-    return list(dict.fromkeys(i.name(values) for i in launcher.kernel.cuda.instances if i != NONE))
+    k = launcher.kernel
+    return list(dict.fromkeys(i.name(values) for i in [*k.cuda.instances, *(k.cuda.sum_kernels if k.added else [])] if i != NONE))
 
 
 def source(selection, name):

@@ -5,7 +5,16 @@
                        Default: 32768. Cost: none.
    KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the calling thread before each
                        launch: the function's name, the kernel's address on the host and the cudaLaunchConfig_t *, which
-                       say what schedule was chosen (examples/06_launches.cu). Default: nothing. Cost: none.
+                       say what schedule was chosen (examples/06_launches.cu). With KF_LOAD_KERNEL: the kernel's name and the
+                       CUlaunchConfig *. Default: nothing. Cost: none.
+   KF_LOAD_KERNEL      Affects: CUDA headers in files that nvcc does not compile; in others nothing. Defined before the first
+                       of them, the host's C++ compiler compiles the launchers over CUDA's driver API, and a kernel is what
+                       KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function, a CUfunction of the current context. name
+                       is what nvrtcAddNameExpression is asked for. Called before each launch, on the calling thread, so it keeps what
+                       it has found (docs/launchers.md). Default: such a file is refused. Cost: one call a launch.
+   KF_DRIVER_CALL      Affects: files with KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the
+                       driver API, by programs that look them up in libcuda themselves. Default: the function, which the
+                       program is linked with (-lcuda). Cost: none.
    KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers in one pass, for an
                        emulation that runs them on the CPU: set by that of tests/emu, in its cuda_runtime.h, which comes
                        before kf's headers. Inline PTX has a twin in C then. Default: off.
@@ -42,6 +51,13 @@
 #endif
 #ifndef KF_STREAM_MIN
 #define KF_STREAM_MIN (16 << 20)
+#endif
+
+#if defined(KF_LOAD_KERNEL) && !defined(__CUDACC__) && !defined(__CUDACC_RTC__) && !defined(KF_EMULATE)
+#define KFI_DRIVER 1 /* kernels are loaded by name */
+#endif
+#ifndef KF_DRIVER_CALL
+#define KF_DRIVER_CALL(function) function
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -118,15 +134,25 @@
 #if !defined(KFI_DEVICE_PASS) || defined(KF_EMULATE)
 #define KFI_HOST_PASS 1
 #endif
+/* nvcc's host pass makes of a kernel what a launch calls. */
+#if defined(KFI_HOST_PASS) && !defined(KFI_DEVICE_PASS) && !defined(KFI_DRIVER)
+#define KFI_STUBS 1
+#endif
 /* nvcc's device pass has to compile what a program calls: of a launcher it needs nothing but which kernels that names. */
 #if defined(KFI_DEVICE_PASS) && !defined(KFI_HOST_PASS) && !defined(__CUDACC_RTC__)
 #define KFI_LAUNCHER_NAMES 1
 #endif
-/* What a launch is given for a kernel. */
+/* What a launch is given for a kernel; KFI_STATE_ADDRESS: where from_state is among its template's arguments. */
 #ifdef KF_EMULATE
 #define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)
+#elif defined(KFI_DRIVER)
+#define KFI_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, act, 0}; return (const void *)&found; }()
+#define KFI_STATE_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, act, from_state}; return (const void *)&found; }()
 #else
 #define KFI_ADDRESS (const void *) /* a macro without arguments, since there are thousands */
+#endif
+#ifndef KFI_STATE_ADDRESS
+#define KFI_STATE_ADDRESS KFI_ADDRESS
 #endif
 #ifdef __CUDACC_RTC__
 #define KFI_KERNEL __global__ /* NVRTC finds a kernel by name only if it is not static */

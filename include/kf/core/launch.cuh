@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch.cuh: the one way a kernel is launched.
+// kf/core/launch.cuh: the one way a kernel is launched. What it asks of CUDA is asked of the runtime, or of the driver.
 #ifndef KF_CORE_LAUNCH_CUH
 #define KF_CORE_LAUNCH_CUH
 
 #include "kf/core/host.h"
 
-#include <cuda_runtime.h>
-
 #include "kf/core/result.h"
+#ifdef KFI_DRIVER
+#include "kf/core/launch_driver.cuh"
+#else
+#include "kf/core/launch_runtime.cuh"
+#endif
 
 // Whether kernels may be launched while the one before them still runs, and wait for it by themselves (kfi_begin): where all
 // code of this file is for compute capability 9.0 or later. By the list of architectures, not by the device: a later one may
 // run code that was compiled for an earlier one, which does not wait.
 KF_FN bool kfi_overlaps()
 {
-#ifdef __CUDA_ARCH_LIST__
-    const int list[] = {__CUDA_ARCH_LIST__};
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
     for (int arch : list)
         if (arch < 900) return false;
     return true;
@@ -46,22 +49,15 @@ KF_FN void kfi_write_shared(int *p, int value)
 // Where there is one device there is nothing to ask; of a stream that is captured nothing may be asked.
 KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t stream)
 {
-#if CUDART_VERSION >= 12080
     static int known = 0; // threads that ask at the same time write the same number
     int devices = kfi_read_shared(&known);
     if (devices == 0) {
-        if (cudaGetDeviceCount(&devices) != cudaSuccess) return KF_SUCCESS; // the launch says what is wrong
+        if (!kfi_count_devices(&devices)) return KF_SUCCESS; // the launch says what is wrong
         kfi_write_shared(&known, devices);
     }
     int current = 0, own = 0;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (devices < 2 || cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return KF_SUCCESS;
-    if (cudaGetDevice(&current) == cudaSuccess && cudaStreamGetDevice(stream, &own) == cudaSuccess && current != own)
+    if (devices > 1 && kfi_devices_of(stream, &current, &own) && current != own)
         return kfi_fail(KF_ERROR_CUDA, name, "stream", "is of device %d, expected the current one, device %d", own, current);
-#else
-    (void)name;
-    (void)stream;
-#endif
     return KF_SUCCESS;
 }
 
@@ -69,39 +65,18 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
 // they would take the places that are free first, and be more on one SM than on another. shared: bytes of dynamic shared memory.
 // cluster: blocks that belong together. The status is the call's own: cudaGetLastError
 // might report somebody else's error.
-KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args, cudaStream_t stream,
-                                       bool early = true, unsigned shared = 0, unsigned cluster = 1)
+KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args,
+                                       cudaStream_t stream, bool early = true, unsigned shared = 0, unsigned cluster = 1)
 {
-    const kf_result_t device = kfi_check_device(name, stream);
-    if (device != KF_SUCCESS) return device;
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.attrs = attributes;
-    config.gridDim = blocks;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    if (early && kfi_overlaps()) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster > 1) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
-        attributes[config.numAttrs++].val.clusterDim.x = cluster;
-    }
-    cudaError_t status = cudaSuccess;
-    if (shared > 48 << 10) status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-#ifdef KF_ON_LAUNCH
-    char function[128];
-    kfi_write_name(function, sizeof function, name);
-    KF_ON_LAUNCH(function, kernel, &config);
-#endif
-    if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, kernel, args);
-    if (status == cudaSuccess) return KF_SUCCESS;
-    const bool image = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
-    return kfi_fail(image ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "launch", "of %u x %u blocks of %u threads: CUDA error %d (%s)",
-                    blocks.x, blocks.y, threads, (int)status, cudaGetErrorString(status));
+    kf_result_t result = kfi_check_device(name, stream);
+    if (result != KF_SUCCESS) return result;
+    const kfi_call call = {blocks, threads, args, stream, early && kfi_overlaps(), shared, cluster};
+    kfi_status status = KFI_NO_ERROR;
+    result = kfi_enqueue(name, kernel, call, &status);
+    if (result != KF_SUCCESS || status == KFI_NO_ERROR) return result;
+    return kfi_fail(kfi_no_image(status) ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "launch",
+                    "of %u x %u blocks of %u threads: CUDA error %d (%s)", blocks.x, blocks.y, threads, (int)status,
+                    kfi_status_text(status));
 }
 
 #endif

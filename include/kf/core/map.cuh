@@ -19,6 +19,7 @@
 #include "kf/core/map_device.cuh"
 #include "kf/core/map_host.cuh"
 
+#ifndef KFI_DRIVER
 template <int acc, int dtype>
 KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
 {
@@ -82,5 +83,6 @@ KFI_KERNEL void KFI_BOUNDS(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
     kfi_store_sum(kfi_tag<dtype>(), out, channel, total);
 #endif
 }
+#endif
 
 #endif

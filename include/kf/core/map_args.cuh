@@ -6,7 +6,9 @@
 #include "kf/core/philox.h"
 #include "kf/core/vector.cuh"
 #ifndef __CUDACC_RTC__
+#ifndef KFI_DRIVER
 #include <cuda_runtime.h>
+#endif
 #include <stdint.h>
 #endif
 

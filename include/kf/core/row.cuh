@@ -688,30 +688,29 @@ struct kfi_row {
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
 };
 
-// Whether a row may have a cluster: all code of this file is for 9.0 or later.
-KF_FN int kfi_line_clusters()
+// How far a row may reach, by the architectures that the kernels are compiled for.
+struct kfi_reach {
+    int clusters; // blocks that may have a row: several where all are 9.0 or later
+    bool narrow;  // a block may have 99 KiB of shared memory alone, as in all of 12.x
+};
+KF_FN kfi_reach kfi_line_reach()
 {
 #ifdef KF_EMULATE
-    return KFI_LINE_CLUSTER;
+    return {KFI_LINE_CLUSTER, false};
 #else
-    return kfi_overlaps() ? KFI_LINE_CLUSTER : 1;
+    kfi_reach found = {kfi_overlaps() ? KFI_LINE_CLUSTER : 1, false};
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    for (int arch : list) found.narrow = found.narrow || arch / 100 == 12;
+#endif
+    return found;
 #endif
 }
-// Blocks that walk have their rows in shared memory, 208 KiB of it at most (RowKernel.held) beside what is fixed. Where a block may
-// have 99 KiB alone, as in all of 12.x, they have fewer threads.
+// Blocks that walk have their rows in shared memory, 208 KiB of it at most (RowKernel.held) beside what is fixed, or fewer threads.
 KF_FN void kfi_line_fit(kfi_held *how)
 {
-#ifdef __CUDA_ARCH_LIST__
-    const int list[] = {__CUDA_ARCH_LIST__};
-    for (int arch : list)
-        if (arch / 100 == 12) {
-            how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
-            how->threads = (int)kfi_clamp(how->threads, 0, how->most);
-            return;
-        }
-#else
-    (void)how;
-#endif
+    how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
+    how->threads = (int)kfi_clamp(how->threads, 0, how->most);
 }
 // Rows at a time, of blocks that walk down them: as many as an H200 has room for, 512 threads an SM, where gradients are added up
 // at most as many blocks as have room for their shared memory. Clusters of more than two leave one SM in eleven alone.
@@ -723,10 +722,11 @@ KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads, bool sums)
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
 // The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an index of kfi_row's table.
-KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const unsigned *held, int holds, bool sums, int *threads)
+KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const unsigned *held, int holds, bool sums,
+                                  const kfi_reach &reach, int *threads)
 {
     const kf_i64 vectors = kfi_ceil(cols, vec);
-    const int clusters = kfi_line_clusters();
+    const int clusters = reach.clusters;
     g->rows = rows;
     g->cols = cols;
     g->cluster_bits = 0;
@@ -734,7 +734,7 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     kfi_held how = {};
     for (; found < holds; ++found) {
         how = kfi_held_of(held[found]);
-        if (found + 1 == holds && clusters > 1) kfi_line_fit(&how);
+        if (found + 1 == holds && clusters > 1 && reach.narrow) kfi_line_fit(&how);
         const int limit = clusters > 1 ? how.most : how.alone, blocks = found + 1 < holds ? 1 : clusters;
         if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
     }
@@ -758,10 +758,20 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
 KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned held, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
-    kfi_line g;
-    int threads;
-    kfi_make_line(&g, rows, cols, vec, &held, 1, true, &threads);
-    return (size_t)(kfi_line_parts(g, threads, true) * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
+#ifdef KFI_DRIVER // enough for any device: none is asked, a program may have several
+    const kfi_reach all[] = { {1, false}, {KFI_LINE_CLUSTER, false}, {KFI_LINE_CLUSTER, true} };
+#else
+    const kfi_reach all[] = {kfi_line_reach()};
+#endif
+    kf_i64 most = 0;
+    for (const kfi_reach &reach : all) {
+        kfi_line g;
+        int threads;
+        kfi_make_line(&g, rows, cols, vec, &held, 1, true, reach, &threads);
+        const kf_i64 parts = kfi_line_parts(g, threads, true);
+        most = parts > most ? parts : most;
+    }
+    return (size_t)(most * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
 }
 
 KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
@@ -829,7 +839,7 @@ KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
-    const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, &threads);
+    const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, kfi_line_reach(), &threads);
     const bool narrow = groups && pieces[4] > 1 && pieces[4] < m.vec; // a vector may touch more than two channels
     const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/launch_runtime.cuh: what launch.cuh asks of CUDA, of its runtime: where nvcc compiles kernels and launchers.
+#ifndef KF_CORE_LAUNCH_RUNTIME_CUH
+#define KF_CORE_LAUNCH_RUNTIME_CUH
+
+#include "kf/core/host.h"
+
+#include "kf/core/launch_args.cuh"
+#include "kf/core/result.h"
+
+#ifndef KFI_DRIVER
+
+#ifdef __CUDA_ARCH_LIST__
+#define KFI_ARCHITECTURES __CUDA_ARCH_LIST__ // what the kernels of this file are compiled for
+#endif
+
+typedef cudaError_t kfi_status;
+#define KFI_NO_ERROR cudaSuccess
+KF_FN const char *kfi_status_text(kfi_status status) { return cudaGetErrorString(status); }
+// Whether there is no code for this device.
+KF_FN bool kfi_no_image(kfi_status status) { return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction; }
+
+KF_FN bool kfi_count_devices(int *devices) { return cudaGetDeviceCount(devices) == cudaSuccess; }
+// False where nobody may ask, or can.
+KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
+{
+#if CUDART_VERSION >= 12080
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return false;
+    return cudaGetDevice(current) == cudaSuccess && cudaStreamGetDevice(stream, own) == cudaSuccess;
+#else
+    (void)stream, (void)current, (void)own;
+    return false;
+#endif
+}
+
+KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c, kfi_status *status)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.attrs = attributes;
+    config.gridDim = c.blocks;
+    config.blockDim = dim3(c.threads);
+    config.dynamicSmemBytes = c.shared;
+    config.stream = c.stream;
+    if (c.early) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (c.cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
+        attributes[config.numAttrs++].val.clusterDim.x = c.cluster;
+    }
+    if (c.shared > 48 << 10) *status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared);
+#ifdef KF_ON_LAUNCH
+    char function[128];
+    kfi_write_name(function, sizeof function, name);
+    KF_ON_LAUNCH(function, kernel, &config);
+#else
+    (void)name;
+#endif
+    if (*status == cudaSuccess) *status = cudaLaunchKernelExC(&config, kernel, c.args);
+    return KF_SUCCESS;
+}
+#endif
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launches written down, kernel and arguments too, and nothing runs: of launchers over CUDA's runtime (hostcuda.py), or, with
+   KFT_DRIVER, over its driver, whose kernels are loaded by name. Included before a launcher's header. A kernel's parameters are known
+   where it is declared, which is with the runtime: who reads the driver's record has given it their sizes. */
+#ifndef KFT_RECORDED_LAUNCHES_H
+#define KFT_RECORDED_LAUNCHES_H
+
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+
+struct kft_launch {
+    char kernel[256];
+    int act, from_state;   /* what stands for these words in it; the driver's has numbers already */
+    unsigned grid[3], block[3], shared, cluster, early, raised; /* raised: the shared memory that the kernel was allowed before */
+    const void *stream;
+    int parameters, sizes[16];
+    unsigned char bytes[16][512];
+};
+struct kft_record {
+    int count;
+    kft_launch of[8];
+    unsigned raised;
+    /* The driver's answers. */
+    int architecture, image; /* the device's; its kernels' */
+    int loaded, launched;    /* a CUresult each */
+    int current, own, capturing;
+};
+extern "C" {
+__attribute__((weak)) kft_record kft_log;
+}
+
+static inline kft_launch *kft_begin(void)
+{
+    static kft_launch beyond;
+    kft_launch *const found = kft_log.count < 8 ? kft_log.of + kft_log.count : &beyond;
+    ++kft_log.count;
+    found->raised = kft_log.raised;
+    kft_log.raised = 0;
+    return found;
+}
+static inline void kft_keep(kft_launch *to, const unsigned *grid, const unsigned *block, unsigned shared, const void *stream, void **args)
+{
+    memcpy(to->grid, grid, sizeof to->grid);
+    memcpy(to->block, block, sizeof to->block);
+    to->shared = shared;
+    to->stream = stream;
+    for (int i = 0; i < to->parameters; ++i) memcpy(to->bytes[i], args[i], (size_t)to->sizes[i]);
+}
+
+#ifdef KFT_DRIVER
+static char kft_names[64][256]; /* a kernel is the address of its name */
+static inline CUresult kft_load(const char *name, CUfunction *function)
+{
+    if (kft_log.loaded) return (CUresult)kft_log.loaded;
+    int i = 0;
+    while (i < 63 && kft_names[i][0] && strcmp(kft_names[i], name)) ++i;
+    snprintf(kft_names[i], sizeof kft_names[i], "%s", name);
+    *function = (CUfunction)kft_names[i];
+    return CUDA_SUCCESS;
+}
+#define KF_LOAD_KERNEL(name, function) kft_load(name, function)
+
+extern "C" {
+__attribute__((weak)) CUresult cuGetErrorString(CUresult, const char **text) { return *text = "as the test asked for", CUDA_SUCCESS; }
+__attribute__((weak)) CUresult cuCtxGetDevice(CUdevice *device) { return *device = kft_log.current, CUDA_SUCCESS; }
+__attribute__((weak)) CUresult cuDeviceGetCount(int *count) { return *count = 2, CUDA_SUCCESS; }
+__attribute__((weak)) CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice)
+{
+    if (what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) *value = kft_log.architecture / 100;
+    else if (what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) *value = kft_log.architecture / 10 % 10;
+    else return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+__attribute__((weak)) CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus *status)
+{
+    return *status = kft_log.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+}
+__attribute__((weak)) CUresult cuStreamGetDevice(CUstream, CUdevice *device)
+{
+    kft_log.launched = kft_log.capturing ? 901 : kft_log.launched; /* a capture that somebody asks in is lost */
+    return *device = kft_log.own, CUDA_SUCCESS;
+}
+__attribute__((weak)) CUresult cuFuncGetAttribute(int *value, CUfunction_attribute what, CUfunction)
+{
+    return *value = kft_log.image / 10, what == CU_FUNC_ATTRIBUTE_PTX_VERSION ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+__attribute__((weak)) CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute what, int value)
+{
+    kft_log.raised = (unsigned)value;
+    return what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+__attribute__((weak)) CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **args, void **)
+{
+    kft_launch *const to = kft_begin();
+    const unsigned grid[] = {c->gridDimX, c->gridDimY, c->gridDimZ}, block[] = {c->blockDimX, c->blockDimY, c->blockDimZ};
+    memcpy(to->kernel, (const char *)function, sizeof to->kernel);
+    to->cluster = to->early = 0;
+    for (unsigned i = 0; i < c->numAttrs; ++i) {
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) to->cluster = c->attrs[i].value.clusterDim.x;
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) to->early = 1;
+    }
+    kft_keep(to, grid, block, c->sharedMemBytes, (const void *)c->hStream, args);
+    return (CUresult)kft_log.launched;
+}
+}
+
+#else
+#include <cuda_runtime.h>
+#include <kf/core/config.h>
+
+struct kft_kernel {
+    const char *text;
+    int act, from_state, parameters, sizes[16];
+};
+template <class... P>
+static kft_kernel kft_kernel_of(void (*)(P...), const char *text, int act, int from_state)
+{
+    return {text, act, from_state, (int)sizeof...(P), {(int)sizeof(P)...}};
+}
+#undef KFI_ADDRESS
+#undef KFI_STATE_ADDRESS
+#define KFI_ADDRESS(...) [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, act, 0); return (const void *)&found; }()
+#define KFI_STATE_ADDRESS(...) \
+    [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, act, from_state); return (const void *)&found; }()
+
+extern "C" {
+__attribute__((weak)) const char *cudaGetErrorString(cudaError_t) { return "as the test asked for"; }
+__attribute__((weak)) cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+__attribute__((weak)) cudaError_t cudaGetDevice(int *) { return cudaErrorUnknown; } /* of one device nobody asks more */
+__attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *) { return cudaErrorUnknown; }
+__attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *) { return cudaErrorUnknown; }
+__attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute what, int value)
+{
+    kft_log.raised = (unsigned)value;
+    return what == cudaFuncAttributeMaxDynamicSharedMemorySize ? cudaSuccess : cudaErrorInvalidValue;
+}
+__attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *address, void **args)
+{
+    kft_launch *const to = kft_begin();
+    const kft_kernel *const kernel = (const kft_kernel *)address;
+    const unsigned grid[] = {c->gridDim.x, c->gridDim.y, c->gridDim.z}, block[] = {c->blockDim.x, c->blockDim.y, c->blockDim.z};
+    snprintf(to->kernel, sizeof to->kernel, "%s", kernel->text);
+    to->act = kernel->act;
+    to->from_state = kernel->from_state;
+    to->parameters = kernel->parameters;
+    memcpy(to->sizes, kernel->sizes, sizeof to->sizes);
+    to->cluster = to->early = 0;
+    for (unsigned i = 0; i < c->numAttrs; ++i) {
+        if (c->attrs[i].id == cudaLaunchAttributeClusterDimension) to->cluster = c->attrs[i].val.clusterDim.x;
+        if (c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) to->early = 1;
+    }
+    kft_keep(to, grid, block, (unsigned)c->dynamicSmemBytes, (const void *)c->stream, args);
+    return cudaSuccess;
+}
+}
+#endif
+
+#endif
