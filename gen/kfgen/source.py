@@ -93,7 +93,8 @@ def _about(launcher, cpu):
         lines[1] += "Compile as C11 or C++17, link with -lm."
         return "\n".join(["/* " + lines[0] + " */", "/* " + lines[1] + " */"]) + "\n"
     lines += [
-        "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for one of",
+        "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for those of",
         *(f"    {n}" for n in kernel_names(launcher)),
-        "by nvrtcAddNameExpression, and launch it with the arguments that the run function above the launcher sets up."]
+        "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/launchers.md), which has the",
+        "launcher call for a kernel by such a name, and launch it."]
     return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET

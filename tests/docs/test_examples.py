@@ -2,12 +2,14 @@
 """The examples compile without a warning, as C and as C++, against headers laid out as `make install` leaves them, and run."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 
 import cases
 import kflib
 import pytest
+import toolkit
 from conftest import BUILD, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -16,6 +18,9 @@ CUDA = sorted(p.name for p in EXAMPLES.glob("*.cu") if not p.name.startswith("de
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
 NVCC = shutil.which("nvcc") or next((str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None)
 NO_GPU = 77
+LAUNCHED = [  # by 07_nvrtc.cpp: kernels as their cubins name them, blocks and threads
+    "_Z11kfk_add_f32ILi1ELi4ELi1EE 500 1 256", "_Z16kfk_bias_bwd_f32ILi7ELi4ELi0EE 256 1 512", "_Z16kfk_sum_partialsILi0ELi0EE 32 1 512",
+    "_Z18kfk_layer_norm_f32ILi7ELi4ELi1EE 512 1 64", "_Z11kfk_sum_f32ILi0ELi1EE 32 1 256"]
 SAID = {"00_cpu.c": "-0.1587 0.8413 0.0000 1.9545 3.9999 2.9960\n", "00_backward.c": "dbias 1.0019 2.0838 1.5119\n"}
 
 
@@ -55,6 +60,32 @@ def test_cuda(name, prefix, tmp_path):
     strict = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")
     run(NVCC, "-O3", arch, *strict, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example")
     assert run(tmp_path / "example", status=(0,) if kflib.has_gpu() else (NO_GPU,)).stdout.endswith("\n"), "also where there is no GPU"
+
+
+def linked_with_driver(tmp_path):
+    """Words for the linker: the machine's driver, or one that prints launches."""
+    if kflib.has_gpu():
+        return ["-l:libcuda.so.1"]
+    fake = ROOT / "tests/support/fake_libcuda.cpp"
+    run("g++", "-std=c++17", "-shared", "-fPIC", "-isystem", toolkit.include(), fake, "-o", tmp_path / "libcuda.so")
+    return ["-L", tmp_path, "-lcuda", f"-Wl,-rpath,{tmp_path}"]
+
+
+@pytest.mark.skipif(not (toolkit.include() and toolkit.nvrtc_to_link()), reason="no CUDA headers or no NVRTC")
+@pytest.mark.parametrize("compiler", cases.by_level(["g++ -std=c++17"], ["g++ -std=c++17", "g++ -std=c++20", "clang++ -std=c++17"]))
+def test_nvrtc(compiler, prefix, tmp_path):
+    """Built without nvcc. Where there is no GPU each kernel is compiled, found in its cubin and launched all the same, and computes nothing."""
+    headers, library = toolkit.nvrtc_to_link()
+    words = [w for d in (prefix, toolkit.include(), headers) for w in ("-isystem", d)]
+    run(*compiler.split(), "-O2", *WARNINGS, *words, EXAMPLES / "07_nvrtc.cpp", "-o", tmp_path / "example", library,
+        f"-Wl,-rpath,{library.parent}", *linked_with_driver(tmp_path))
+    done = run("env", f"LD_LIBRARY_PATH={library.parent}", tmp_path / "example", f"-I{prefix}", f"-I{toolkit.include()}",
+               status=(0,) if kflib.has_gpu() else (1,))
+    if kflib.has_gpu():
+        assert done.stdout.count("agrees with C\n") == 4
+    else:
+        launched = [re.sub(r"EEv\w+", "EE", line) for line in done.stderr.splitlines()]
+        assert launched == LAUNCHED and done.stdout.count(", expected ") == 4, done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("0*")), ids=lambda p: p.name)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import cases
 import pytest
 import toolkit
 from kfgen import source, spec
@@ -82,6 +83,24 @@ def test_nvcc(capsys, tmp_path, name):
                           text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in (tmp_path / "one.o").read_bytes()
+
+
+LOADER = "#include <cuda.h>\nCUresult load(const char *name, CUfunction *function);\n#define KF_LOAD_KERNEL(name, function) load(name, function)\n"
+
+
+@pytest.mark.parametrize("compiler", cases.by_level(["g++"], ["g++", "clang++"]))
+@pytest.mark.parametrize("name", CUDA)
+@pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+def test_launcher_without_nvcc(capsys, tmp_path, name, compiler):
+    """The same text as NVRTC has is the launcher to a C++ compiler. Of CUDA's headers it takes those of the driver and of dim3."""
+    path = tmp_path / "one.cpp"
+    path.write_text(LOADER + said(capsys, "source", name) + f"void *use() {{ return (void *){name}<>; }}\n")
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-isystem", str(toolkit.include())]
+    done = subprocess.run([compiler, *flags, "-MD", "-c", str(path), "-o", str(tmp_path / "one.o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    assert "cuda.h" in (read := (tmp_path / "one.d").read_text()) and "cuda_runtime" not in read and "cuda_fp16" not in read
+    assert b"cuLaunchKernelEx" in (code := (tmp_path / "one.o").read_bytes()) and b"cudaLaunch" not in code
+    assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in code
 
 
 @pytest.mark.parametrize("name", CUDA)

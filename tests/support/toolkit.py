@@ -36,11 +36,25 @@ def include():
     return None
 
 
+def _tops():
+    return [pathlib.Path(t) for t in (os.environ.get("CUDA_HOME"), *PLACES) if t] + _wheels()
+
+
+@functools.cache
+def nvrtc_to_link():
+    """(the directory of its header, the library), of one installation, or nothing."""
+    for top in _tops():
+        headers = [d for d in (top / "include", *top.glob("targets/*/include")) if (d / "nvrtc.h").exists()]
+        found = [p for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
+        if headers and found:
+            return headers[0], found[0]
+    return None
+
+
 @functools.cache
 def nvrtc():
     """The library, or nothing. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
-    tops = [pathlib.Path(t) for t in (os.environ.get("CUDA_HOME"), *PLACES) if t] + _wheels()
-    found = [p for top in tops for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
+    found = [p for top in _tops() for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
     for library in [*found, ctypes.util.find_library("nvrtc")]:
         if library:
             for part in pathlib.Path(library).parent.glob("libnvrtc-builtins.so*"):

@@ -114,6 +114,12 @@
 #define KFI_SMALL
 #endif
 #define KFI_ONCE static inline KFI_SMALL
+/* Not inlined: its parameters decide how much of an array is read, and gcc would warn of a caller whose array is shorter. */
+#if defined(__GNUC__)
+#define KFI_APART __attribute__((noinline))
+#else
+#define KFI_APART
+#endif
 
 /* A function that is compiled only where it is called: nvcc emits every other kernel, and warns about every other
    unused static function. A call inside that names kfi_lazy is not even looked up before: worth 0.15 s per 2,800. */

@@ -814,8 +814,8 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
-KF_FN kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s, const void *const *sum_kernels,
-                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s,
+                                        const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_shape shape;
     kf_i64 pieces[5] = {0, 0, 0, 0, 0};

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CUDA driver with one device of 9.0 whose memory is the host's. A kernel is found where its cubin has its name; a launch is
+// a line on stderr, and computes nothing.
+#include <cuda.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+struct module {
+    std::string cubin;
+};
+
+extern "C" {
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuGetErrorString(CUresult, const char **text) { return *text = "as the test asked for", CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice *device, int) { return *device = 0, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { return *count = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice)
+{
+    *value = what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+    return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice) { return *context = (CUcontext)1, CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, CUDA_SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, CUDA_SUCCESS; }
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus *) { return CUDA_ERROR_UNKNOWN; }
+CUresult cuStreamGetDevice(CUstream, CUdevice *) { return CUDA_ERROR_UNKNOWN; }
+CUresult cuMemAlloc(CUdeviceptr *memory, size_t size)
+{
+    *memory = (CUdeviceptr)std::aligned_alloc(256, (size + 255) / 256 * 256);
+    std::memset((void *)*memory, 0x7f, size); // large numbers, which are no results
+    return CUDA_SUCCESS;
+}
+CUresult cuMemFree(CUdeviceptr memory) { return std::free((void *)memory), CUDA_SUCCESS; }
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) { return std::memcpy((void *)to, from, size), CUDA_SUCCESS; }
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) { return std::memcpy(to, (const void *)from, size), CUDA_SUCCESS; }
+
+// An ELF file ends with its section headers.
+CUresult cuModuleLoadData(CUmodule *loaded, const void *image)
+{
+    const char *elf = (const char *)image;
+    unsigned long long sections;
+    unsigned short size, count;
+    std::memcpy(&sections, elf + 40, 8);
+    std::memcpy(&size, elf + 58, 2);
+    std::memcpy(&count, elf + 60, 2);
+    *loaded = (CUmodule) new module{std::string(elf, sections + (size_t)size * count)};
+    return CUDA_SUCCESS;
+}
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule loaded, const char *name)
+{
+    const std::string section = std::string(".text.") + name;
+    if (((module *)loaded)->cubin.find(section.c_str(), 0, section.size() + 1) == std::string::npos) return CUDA_ERROR_NOT_FOUND;
+    *function = (CUfunction) new std::string(name);
+    return CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute, CUfunction) { return *value = 90, CUDA_SUCCESS; }
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
+CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **, void **)
+{
+    std::fprintf(stderr, "%s %u %u %u\n", ((std::string *)function)->c_str(), c->gridDimX, c->gridDimY, c->blockDimX);
+    return CUDA_SUCCESS;
+}
+}
