@@ -3,7 +3,7 @@
 // -lcuda
 // ./07_nvrtc -I$HOME/.local/include -I/usr/local/cuda/include
 // CUDA without nvcc: kf's launchers, compiled by g++, launch kernels that NVRTC compiles when they are first asked for
-// (nvrtc_loader.h, docs/launchers.md). An elementwise op, gradients of which one is a sum, a norm and a reduction, each compared
+// (nvrtc_loader.h, docs/nvrtc.md). An elementwise op, gradients of which one is a sum, a norm and a reduction, each compared
 // with the C function. The program's arguments are NVRTC's. Exits with 77 when no GPU answers.
 #include "nvrtc_loader.h"
 

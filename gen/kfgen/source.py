@@ -95,6 +95,6 @@ def _about(launcher, cpu):
     lines += [
         "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for those of",
         *(f"    {n}" for n in kernel_names(launcher)),
-        "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/launchers.md), which has the",
+        "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/nvrtc.md), which has the",
         "launcher call for a kernel by such a name, and launch it."]
     return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET

@@ -430,6 +430,35 @@ def test_a_user_s_own_launchers(tmp_path):
     assert f"undefined reference to `kf_shift_cubed_f32_abi{VERSION}_" in fails(*link)
 
 
+# ---- without nvcc
+
+@pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+def test_without_nvcc(include, tmp_path):
+    """As docs/nvrtc.md says: a library of launchers and of no kernel, whose loader is a function of Python. The driver here finds no device wrong."""
+    assert main(["render", "--out", str(tmp_path), *SUBSET]) == 0
+    page = (ROOT / "docs/nvrtc.md").read_text()
+    (tmp_path / "loader.h").write_text(re.search(r"<!-- file: loader.h -->\n```cpp\n(.*?)```", page, re.S)[1])
+    (tmp_path / "loader.cpp").write_text('#include "loader.h"\nCUresult (*my_loader)(const char *, CUfunction *);\n')
+    driver = ROOT / "tests/support/fake_libcuda.cpp"
+    passes("g++", "-std=c++17", "-fPIC", "-shared", "-isystem", toolkit.include(), tmp_path / "loader.cpp", driver, "-o", tmp_path / "libdriver.so")
+    passes("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-include", tmp_path / "loader.h", "-isystem", tmp_path,
+           "-isystem", include[0], "-isystem", toolkit.include(), "-x", "c++", tmp_path / "kf/kf_launchers_f32.cu", "-x", "none",
+           tmp_path / "libdriver.so", "-Wl,-z,defs", "-o", tmp_path / "libkf_launchers.so")
+    driver, lib = ctypes.CDLL(str(tmp_path / "libdriver.so"), mode=ctypes.RTLD_GLOBAL), ctypes.CDLL(str(tmp_path / "libkf_launchers.so"))
+    asked = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+    def load(name, function):
+        asked.append(name.decode())
+        return 500
+    ctypes.c_void_p.in_dll(driver, "my_loader").value = ctypes.cast(load, ctypes.c_void_p).value
+    lib.kf_launchers_f32_error_detail.restype = ctypes.c_char_p
+    lib.kf_add_relu_f32.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+    assert lib.kf_add_relu_f32(256, 512, 1024, 4, None) == 7 and asked == ["kfk_add_f32<1, 4, 1>"]
+    assert lib.kf_launchers_f32_error_detail() == (b"kf_add_relu_f32: kernel kfk_add_f32<1, 4, 1> was not loaded: CUDA error 500 "
+                                                   b"(as the test asked for)")
+
+
 # ---- all of them
 
 @pytest.mark.level(2)

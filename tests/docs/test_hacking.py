@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that docs/hacking.md quotes stands in the files that it names; its map of files misses none of the generator's and core's."""
+"""The code that docs/hacking.md and nvrtc.md quote stands in the files that they name; hacking.md's
+map of files misses none of the generator's and core's."""
 
 import re
 
@@ -19,8 +20,8 @@ def squeezed(text):
 
 
 def test_quotes(include):
-    found = QUOTE.findall(PAGE)
-    assert len(found) >= 6
+    found = QUOTE.findall(PAGE) + QUOTE.findall((ROOT / "docs/nvrtc.md").read_text())
+    assert len(found) >= 7
     kernels = {launcher.name: k for k in Selection(specs.load()).all_kernels() for launcher in k.launchers}
     for kind, where, text in found:
         if kind == "explain":

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/install.md and launchers.md compile with optimisation: what build systems do by default takes a hundred times as long at run time."""
+"""docs/install.md, launchers.md and nvrtc.md compile with optimisation: what build systems do by default takes a hundred times as long."""
 
 import re
 
 import pytest
 from conftest import ROOT
 
-PAGES = ["docs/install.md", "docs/launchers.md"]
+PAGES = ["docs/install.md", "docs/launchers.md", "docs/nvrtc.md"]
 BUILDS = {r"^(?!#).*\bcmake -B": "-DCMAKE_BUILD_TYPE=Release", r"^(?!#).*meson setup": "buildtype=release", r"^(?!#).*\b(gcc|nvcc|g\+\+) ": "-O"}
 HEADERS_ALONE = "meson install"  # a build of kf itself compiles nothing
 

@@ -11,7 +11,7 @@
                        of them, the host's C++ compiler compiles the launchers over CUDA's driver API, and a kernel is what
                        KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function, a CUfunction of the current context. name
                        is what nvrtcAddNameExpression is asked for. Called before each launch, on the calling thread, so it keeps what
-                       it has found (docs/launchers.md). Default: such a file is refused. Cost: one call a launch.
+                       it has found (docs/nvrtc.md). Default: such a file is refused. Cost: one call a launch.
    KF_DRIVER_CALL      Affects: files with KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the
                        driver API, by programs that look them up in libcuda themselves. Default: the function, which the
                        program is linked with (-lcuda). Cost: none.
