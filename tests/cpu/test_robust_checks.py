@@ -43,6 +43,7 @@ def each(gpu, lib, f):
             "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
             "repeated": lambda: [robust.repeated(gpu, lib, f, *shape, times=8) for shape in large[:1]],
             "chained": lambda: robust.chained(gpu, lib, f, large[0][0], times=2),  # a softmax of softmaxes soon becomes what it was
+            "loaded": lambda: [robust.loaded(gpu, fakegpu.FakeLib(lib.lib, gpu), lib, f, *shape) for shape in small],
             "alone": lambda: [robust.alone(gpu, lib, f, *shape) for shape in small]}
 
 
@@ -54,7 +55,7 @@ def test_kept_promises(plain, gpu, f):
 
 FAULTS = {"runs while captured": "graph", "keeps the first inputs": "graph", "default stream": "streams", "waits": "streams",
           "allocates": "only_launches", "other bits sometimes": "repeated", "does not wait for the call before": "chained",
-          "depends on other rows": "alone"}
+          "other bits": "loaded", "depends on other rows": "alone"}
 
 IDEMPOTENT = {"l2_normalize"}  # of its own result it gives that result again
 

@@ -164,6 +164,12 @@ def batch_axis(a):
     return a["kind"] in ("elem", "half", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared")
 
 
+def loaded(gpu, lib, other, f, sizes, shift):
+    """Launchers over CUDA's driver, whose kernels are loaded, give nvcc's bits."""
+    call = checks.Layout(other, f, sizes, seed=8, shift=shift)  # its workspace is the larger one
+    same(call, direct(gpu, other, f, call), direct(gpu, lib, f, call), "by a kernel that was loaded")
+
+
 def alone(gpu, lib, f, sizes, shift):
     """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up."""
     if cases.channels(f):

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included before kf's headers: every kernel is compiled by NVRTC, with KFT_OPTIONS. One loader for all files of a library.
+#ifndef KFT_LOADED_KERNELS_H
+#define KFT_LOADED_KERNELS_H
+
+#include "../../examples/nvrtc_loader.h"
+
+inline CUresult kft_load(const char *name, CUfunction *function)
+{
+    static nvrtc_loader loader = {"#include <kf/kf.cuh>\n", {KFT_OPTIONS}, {}, {}};
+    return loader.load(name, function);
+}
+#define KF_LOAD_KERNEL(name, function) kft_load(name, function)
+
+#endif
