@@ -16,7 +16,7 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
 FUNCTIONS = selection.launches()
-CUDA = 8
+DEVICE = 13
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_stream_of_another_device(gpu, second, f):
     sizes, shift = cases.of_form(f, robust.SHAPES)[0]
     call = checks.Layout(lib, f, sizes, shift=shift)
     there.upload(call.image)
-    assert lib.call(f, call.given(there.base), gpu.side) == CUDA
+    assert lib.call(f, call.given(there.base), gpu.side) == DEVICE
     assert f["name"] in lib.detail and "device 1" in lib.detail and "device 0" in lib.detail, lib.detail
     there.synchronize()
     assert (there.download(call.image.size) == call.image).all()

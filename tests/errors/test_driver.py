@@ -9,7 +9,7 @@ import selection
 import toolkit
 from kfgen import source, spec
 from kfgen.render import Selection
-from refusals import BUILD, CUDA, NO_KERNEL_IMAGE, NULL_POINTER, PARTS, Call, tensors_of
+from refusals import BUILD, CUDA, DEVICE, NO_KERNEL_IMAGE, NULL_POINTER, PARTS, Call, tensors_of
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
@@ -138,7 +138,7 @@ def test_the_launchs_own_status(device):
 def test_the_streams_device(device):
     f = FUNCTIONS[0]
     device.log.own, device.log.count = 1, 0
-    assert device.call(f, Call(device, f).values, STREAM) == CUDA and device.log.count == 0
+    assert device.call(f, Call(device, f).values, STREAM) == DEVICE and device.log.count == 0
     assert device.detail == f"{f['name']}: stream is of device 1, expected the current one, device 0"
     device.log.capturing = 1
     assert device.call(f, Call(device, f).values, STREAM) == 0, "a captured stream is not asked"

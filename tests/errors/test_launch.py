@@ -9,7 +9,7 @@ import hostcuda
 import pytest
 import selection
 import toolkit
-from refusals import BUILD, CUDA, FUNCTIONS, NO_KERNEL_IMAGE, PARTS, UNSUPPORTED, Call, most_launches, tensors_of
+from refusals import BUILD, CUDA, DEVICE, FUNCTIONS, NO_KERNEL_IMAGE, PARTS, UNSUPPORTED, Call, most_launches, tensors_of
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
@@ -78,7 +78,7 @@ def test_the_streams_device(cuda, functions):
         try:
             for f in functions:
                 before = cuda.seen.count
-                assert cuda.call(f, Call(cuda, f).values, STREAM) == CUDA and cuda.seen.count == before, f["name"]
+                assert cuda.call(f, Call(cuda, f).values, STREAM) == DEVICE and cuda.seen.count == before, f["name"]
                 assert cuda.detail == f"{f['name']}: stream is of device {own}, expected the current one, device {current}"
         finally:
             cuda.seen.current = cuda.seen.own = 0

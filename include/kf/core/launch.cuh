@@ -57,7 +57,7 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
     }
     int current = 0, own = 0;
     if (devices > 1 && kfi_devices_of(stream, &current, &own) && current != own)
-        return kfi_fail(KF_ERROR_CUDA, name, "stream", "is of device %d, expected the current one, device %d", own, current);
+        return kfi_fail(KF_ERROR_DEVICE, name, "stream", "is of device %d, expected the current one, device %d", own, current);
     return KF_SUCCESS;
 }
 
