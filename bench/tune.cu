@@ -89,7 +89,7 @@ template <int vec, int unroll, int a> static void flat_bf16(const char *what)
     go("act", 2, [&] { kfk_act_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), each, s); });
     go("act_bwd", 3, [&] { kfk_act_bwd_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), each, s); });
     go("add", 3, [&] { kfk_add_bf16<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(1), bf16(3), each, s); });
-    kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr);
+    kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr, nullptr);
     go("dropout", 2, [&] { kfk_act_dropout_bf16<a, vec, unroll, 0><<<blocks, KFI_MAP_THREADS>>>(bf16(0), bf16(3), each, r, s); });
 }
 template <int vec, int unroll, int a> static void flat_f32(const char *what)
@@ -106,7 +106,7 @@ template <int vec, int unroll, int a> static void flat_f32(const char *what)
     go("act", 2, [&] { kfk_act_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), each, s); });
     go("act_bwd", 3, [&] { kfk_act_bwd_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), each, s); });
     go("add", 3, [&] { kfk_add_f32<a, vec, unroll><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(1), f32(3), each, s); });
-    kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr);
+    kfi_rng r = kfi_make_rng(0.1, 42, 7, nullptr, nullptr);
     go("dropout", 2, [&] { kfk_act_dropout_f32<a, vec, unroll, 0><<<blocks, KFI_MAP_THREADS>>>(f32(0), f32(3), each, r, s); });
 }
 template <int vec, int unroll> static void all()

@@ -48,7 +48,7 @@ def _functions(selection):
         for first in [x for x in k.launchers if x.act is k.acts[0]]:  # one for each state; activations differ in their scalars alone
             what = f"{k.op.pattern}{', state' if first.state else ''}{', backward' if k.bwd else ''}"
             own = [a for a in first.arguments if a.role != "act_scalar"]
-            end = len(own) - len(k.workspace_arguments)
+            end = next((i for i, a in enumerate(own) if a.role in ("probability", "workspace")), len(own))
             parts = [*_parameters(k, own[:end]), *(["activation's scalars"] if k.has_act else []), *_parameters(k, own[end:]), "stream"]
             yield k.words, f"{what} ({', '.join(parts)})"
             for act in k.acts if k.has_act else ():

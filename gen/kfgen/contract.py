@@ -112,10 +112,10 @@ def arithmetic(k):
     if k.dtype.compute in ("i32", "i64"):
         return "Integer arithmetic, which wraps."
     text = f"Computed in {LONG[k.dtype.compute]}{k.order_note}"
-    text += "." if stored == [k.dtype.compute] else f", each result rounded once, to {' or '.join(stored)}."
+    text += "." if stored == [k.dtype.compute] else f", results rounded once, to {' or '.join(stored)}."
     if k.added:
         acc = k.dtype.acc.word
-        text += f" Sums: {LONG[acc]} partial sums in a fixed order" + (", added up in float64." if acc != "f64" else ".")
+        text += f" Sums: {LONG[acc]} parts in a fixed order" + (", added up in float64." if acc != "f64" else ".")
     return text
 
 
@@ -174,7 +174,8 @@ def lines(kernel, whole=False):
     if k.has_workspace:
         found += textwrap.wrap(workspace(k), WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.scratch else ''}apart unless said.")
-    found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}", WIDTH)
+    unread = f" Not read: {', '.join(k.unread_scalars)}." if k.unread_scalars else ""
+    found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}{unread}", WIDTH + 3)
     found += textwrap.wrap(errors(k), WIDTH + 3)
     if k.op.source:
         found.append(f"Source: {k.op.source}")

@@ -64,8 +64,9 @@ def facts(k):
     else:
         moved = sorted({contract.moved_bytes(k, a) for a in k.acts})
         text = f"{operations} and {' to '.join(map(str, dict.fromkeys((moved[0], moved[-1]))))} bytes an element in {k.words}"
+    unread = f". Not read: {', '.join(k.unread_scalars)}" if k.unread_scalars else ""
     order = f"; computed {k.order_note.lstrip(', ')}" if k.order_note else ""
-    return f"{text}{order}. {contract.errors(k)}"
+    return f"{text}{order}{unread}. {contract.errors(k)}"
 
 
 def entry(op, kernels):

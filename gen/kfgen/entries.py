@@ -26,7 +26,7 @@ RESERVED = {
     "act", "act_bwd", "ahead", "args", "at", "axis", "batch",
     "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "groups", "half_first", "heads", "i",
     "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
-    "more", "n", "next", "offset", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
+    "more", "n", "next", "offset", "offset_add", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
     "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
     "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
     "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",

@@ -70,11 +70,10 @@ class Launcher:
         found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
         found += [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
+        found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
         if k.dropout:
             found.append(Argument(f"{scalar} ", "p", "probability"))
-            found += [Argument("const uint64_t *", "state", "state")] if self.state else [
-                Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
-        found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+            found += STATE if self.state else [Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
         return found + k.workspace_arguments
 
     @property
@@ -100,7 +99,7 @@ class Launcher:
         k = self.kernel
         found = [a.name for a in k.tensor_arguments] + k.sizes + list(k.integers) + k.scalars
         if k.dropout:
-            found += ["p", "0", "0", "state"] if self.state else ["p", "seed", "offset", "nullptr"]
+            found += ["p", "0", "offset_add", "seed", "offset"] if self.state else ["p", "seed", "offset", "nullptr", "nullptr"]
         found += [a.name for a in k.workspace_arguments] + ["stream"]
         return ", ".join(found + ([f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []))
 
@@ -110,14 +109,21 @@ class Launcher:
 
     @property
     def cpu_dropout_arguments(self):
-        return [] if not self.kernel.dropout else ["p", "0", "0", "state", "1"] if self.state else ["p", "seed", "offset", "NULL", "0"]
+        if not self.kernel.dropout:
+            return []
+        return ["p", "0", "offset_add", "seed", "offset", "1"] if self.state else ["p", "seed", "offset", "NULL", "NULL", "0"]
 
 
 @dataclass(frozen=True)
 class Argument:
     ctype: str  # as it stands before the name
     name: str
-    role: str  # in, out, size, integer, scalar, act_scalar, probability, seed, offset, state, workspace
+    role: str  # in, out, size, integer, scalar, act_scalar, probability, seed, offset, seed_at, offset_at, offset_add, workspace
+
+
+# Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
+STATE = [Argument("const uint64_t *", "seed", "seed_at"), Argument("const uint64_t *", "offset", "offset_at"),
+         Argument("uint64_t ", "offset_add", "offset_add")]
 
 
 class Kernel:
@@ -263,8 +269,15 @@ class Kernel:
         return bool(self.added)
 
     @property
-    def unused_workspace(self):
-        return self.has_workspace and not self.scratch
+    def unread_scalars(self):
+        """Those that this direction does not read: a backward has all of its forward's, so that no better derivative changes a signature."""
+        read = self.graph.variables(self.roots)
+        return [s for s in (*self.integers, *self.scalars) if s not in read]
+
+    @property
+    def unread_arguments(self):
+        """What else its schedules do not read."""
+        return self.unread_scalars + ([] if self.scratch else [a.name for a in self.workspace_arguments])
 
     def _twin(self, cpu):
         """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
@@ -339,7 +352,7 @@ class Kernel:
 
     @property
     def state_tensors(self):
-        return [("state", 8, "pair", "state", 0)] if self.dropout else []
+        return [(name, 8, "one", "state", 0) for name in ("seed", "offset")] if self.dropout else []
 
     @property
     def tensor_names(self):
@@ -349,7 +362,7 @@ class Kernel:
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
         gradient reads its input."""
         # As core/check.h has them, and the flags.
-        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "pair": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
+        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "one": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
                  "per_channel": 5, "shared": 6, "group": 7}
         out, nullable, unread = 8, 16, 32
 

@@ -2,7 +2,7 @@
 """How much of everything a function may have: include/kf/core/limits.h, by which the arrays of C and CUDA are dimensioned, has the same
 numbers (tests/gen/test_limits.py). An entry that needs more is refused where its function is made."""
 
-TENSORS = 24  # arguments of a function: inputs, outputs, the state of a dropout
+TENSORS = 24  # arguments of a function: inputs, outputs, seed and offset of a dropout
 SCALARS = 8  # of an op
 ACT_SCALARS = 4  # of an activation
 REDUCTIONS = 16  # of a pass over a row: how each is joined stands in an int, 2 bits each

@@ -22,11 +22,11 @@ def tensor(k, stream, act):
 
 
 def value(k, act, argument):
-    """Any other argument. default, least and most: of scalars, None where nothing is said; memory: where what a pointer points to is."""
+    """Any other argument. default, least, most and unread: of scalars, None where nothing is said; memory: where what a pointer points to is."""
     said = (k.op.said | act.said).get(argument.name) if argument.role in ("scalar", "integer", "act_scalar") else None
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
     if said:
-        found |= {"default": said.default, "least": said.least, "most": said.most}
+        found |= {"default": said.default, "least": said.least, "most": said.most, "unread": argument.name in k.unread_scalars}
     if argument.role == "size":
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:

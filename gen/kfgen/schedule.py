@@ -9,6 +9,8 @@ from kfgen.emit import Target
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
+# Parameters of a run function, after the probability: seed and offset, or what is added to the offset of a `_state` launcher, and where those lie.
+DROPOUT = ("uint64_t kfi_seed", "uint64_t kfi_offset", "const uint64_t *seed", "const uint64_t *offset")
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may have without asking, on every device
 
 
@@ -76,7 +78,7 @@ class Cuda:
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
         found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
         if self.k.dropout:
-            found += [f"{self.k.scalar_ctype} p", "uint64_t seed", "uint64_t offset", "const uint64_t *state"]
+            found += [f"{self.k.scalar_ctype} p", *DROPOUT]
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
         return ", ".join(found + ([f"{self.k.scalar_struct} scalars = {{}}"] if self.k.has_act else []))
 
@@ -114,4 +116,4 @@ class C:
 
     @property
     def dropout_parameters(self):
-        return f", {self.k.scalar_ctype} p, uint64_t seed, uint64_t offset, const uint64_t *state, int from_state" if self.k.dropout else ""
+        return f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int from_state" if self.k.dropout else ""

@@ -75,7 +75,8 @@ def arguments(f, sizes):
         values[a["name"]] = None if a["unread"] else array.ctypes.data
     state = np.array([11, 12], np.uint64)
     alive.append(state)
-    return values | {"p": 0.3, "seed": 11, "offset": 12, "state": state.ctypes.data}, outputs, alive
+    state_ = checks.state_at(state.ctypes.data) if f["state"] else {"seed": 11, "offset": 12}
+    return values | {"p": 0.3, **state_}, outputs, alive
 
 
 def digest(lib, f, sizes):

@@ -5,10 +5,11 @@ from refusals import FUNCTIONS, INVALID_VALUE, MISALIGNED, NULL_POINTER, OVERLAP
 
 # What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
 ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overlap", "sum": "test_pointers, test_overlap", "size": "test_sizes",
-         "workspace": "test_workspace", "probability": "test_probability", "state": "test_state",
+         "workspace": "test_workspace", "probability": "test_probability",
+         "seed_at": "test_state", "offset_at": "test_state", "offset_add": "test_any_value",
          "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value",
          "integer": "test_any_value"}
-ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
+ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "offset_add": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
        "act_scalar": (0.0, -1e30, float("inf"), float("nan")), "integer": (0, -1, 2**63 - 1, -(2**63))}
 
 
@@ -30,14 +31,17 @@ def test_probability(lib, functions):
 
 
 def test_state(lib, functions):
-    """The {seed, offset} of a _state twin is a pointer as any other."""
+    """Seed and offset of a _state launcher are pointers as any other, which may be one."""
     for f in functions:
         if not f["state"]:
             continue
-        Call(lib, f).set(state=None).refuses(NULL_POINTER, "state", "state is NULL, expected a pointer to 2 elements")
+        for name in ("seed", "offset"):
+            Call(lib, f).set(**{name: None}).refuses(NULL_POINTER, name, f"{name} is NULL, expected a pointer to 1 element")
+            call = Call(lib, f)
+            call.set(**{name: call.address(":state") + 4}).refuses(MISALIGNED, name, f"{name} is 0x", "aligned to its 8-byte elements")
+        Call(lib, f).set(seed=None, offset=None, **{s: 0 for s in f["sizes"]}).accepts("a state that nobody reads")
         call = Call(lib, f)
-        call.set(state=call.address(":state") + 4).refuses(MISALIGNED, "state", "state is 0x", "aligned to its 8-byte elements")
-        Call(lib, f).set(state=None, **{s: 0 for s in f["sizes"]}).accepts("a state that nobody reads")
+        call.set(offset=call.address(":state")).accepts("one word as seed and offset", outputs(f))
 
 
 def test_state_overlaps(lib, functions):
@@ -45,10 +49,9 @@ def test_state_overlaps(lib, functions):
     for f in functions:
         for name in (*outputs(f), *([":workspace"] if f["scratch"] else [])) if f["state"] else ():
             argument = name.strip(":")
-            for shift in (0, -8, 8):
+            for word in ("seed", "offset"):
                 call = Call(lib, f)
-                call.set(state=call.address(name) + shift)
-                call.refuses(OVERLAP, argument, "overlaps state at 0x", "expected")
+                call.set(**{word: call.address(name)}).refuses(OVERLAP, argument, f"overlaps {word} at 0x", "expected")
 
 
 def test_any_value(lib, functions):

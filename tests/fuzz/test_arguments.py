@@ -52,7 +52,7 @@ def operands_of(f, values, sizes):
     found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"],
                      a["same_as"], a["place_of"]) for a in tensors_of(f)]
     if f["dropout"]:
-        found.append(Operand("state", "pair", 8, 2, values["state"] if f["state"] else None, False, not f["state"], False, ""))
+        found += [Operand(name, "one", 8, 1, values[name] if f["state"] else None, False, not f["state"], False, "") for name in ("seed", "offset")]
     return found
 
 
@@ -107,8 +107,9 @@ def verdict(f, values, workspace_needed):
 
 def spoil(data, call, f):
     """One to three changes of a valid call: to NULL, off its alignment, onto or beside another tensor; sizes, p, workspace."""
-    names = [a["name"] for a in tensors_of(f)] + (["state"] if f["state"] else []) + (["workspace"] if f["scratch"] else [])
-    places = {**{a["name"]: call.address(a["name"]) for a in tensors_of(f)}, "workspace": call.address(":workspace"), "state": call.address(":state")}
+    names = [a["name"] for a in tensors_of(f)] + (["seed", "offset"] if f["state"] else []) + (["workspace"] if f["scratch"] else [])
+    places = {**{a["name"]: call.address(a["name"]) for a in tensors_of(f)}, "workspace": call.address(":workspace"),
+              "seed": call.address(":state"), "offset": call.address(":state") + 8}
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(names))
         match data.draw(st.integers(0, 6)):
@@ -118,7 +119,7 @@ def spoil(data, call, f):
                 call.set(**{name: places[name] + data.draw(st.integers(1, 16))})
             case 2 | 3:
                 other = data.draw(st.sampled_from(sorted(places)))
-                end = call.bytes.get(other, call.bytes.get(f":{other}", 0))
+                end = call.bytes.get(other, call.bytes.get(f":{other}", 8))
                 step = data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16, -2, -4, -8, -16, end, end - 4, end + 16 - end % 16]))
                 call.set(**{name: places[other] + step})
             case 4:

@@ -116,6 +116,30 @@ def test_workspaces_of_two_calls():
     assert all(bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"]) for f in FUNCTIONS.values())
 
 
+def test_a_backward_has_the_scalars_of_its_forward():
+    """Read or not, and the unread ones say so: a better derivative changes no signature."""
+    for f in FUNCTIONS.values():
+        if f["bwd"]:
+            own, forward = ([(a["name"], a["role"], a["ctype"]) for a in g["arguments"] if a["role"] in ("scalar", "integer", "act_scalar")]
+                            for g in (f, FUNCTIONS[f["forward"]]))
+            assert own == forward, f["name"]
+    unread = {name: [a["name"] for a in FUNCTIONS[name]["arguments"] if a.get("unread") and "use" not in a]
+              for name in ("kf_batch_norm_train_bwd_f32", "kf_layer_norm_bwd_f32", "kf_cross_entropy_bwd_f32", "kf_huber_bwd_f32")}
+    assert unread == {"kf_batch_norm_train_bwd_f32": ["eps", "momentum"], "kf_layer_norm_bwd_f32": ["eps"], "kf_cross_entropy_bwd_f32": [],
+                      "kf_huber_bwd_f32": []}
+
+
+def test_where_a_dropout_reads_seed_and_offset():
+    order = ("probability", "seed", "offset", "seed_at", "offset_at", "offset_add", "workspace")
+    for f in FUNCTIONS.values():
+        if f["dropout"]:
+            found = [(a["role"], a.get("memory")) for a in f["arguments"] if a["role"] in order[:-1]]
+            given = [("seed_at", "device"), ("offset_at", "device"), ("offset_add", None)] if f["state"] else [("seed", None), ("offset", None)]
+            assert found == [("probability", None), *given], f["name"]
+            roles = [a["role"] for a in f["arguments"]]
+            assert all(role in order for role in roles[roles.index("probability"):]), f["name"]
+
+
 def test_cost():
     f = FUNCTIONS["kf_bias_gelu_bf16"]
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)

@@ -52,6 +52,10 @@ kf_result_t kf_axpby_leaky_relu_f32(const float *a, const float *b, float *out, 
 kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *running_mean, const float *running_var, const float *weight,
  const float *bias, kf_f16 *out, int64_t outer, int64_t channels, int64_t inner, float eps, cudaStream_t stream);
 kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p, uint64_t seed, uint64_t offset, cudaStream_t stream);
+kf_result_t kf_leaky_relu_dropout_state_bwd_f32(const float *x, const float *dout, float *dx, int64_t n, float negative_slope, float p,
+ const uint64_t *seed, const uint64_t *offset, uint64_t offset_add, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+kf_result_t kf_rms_norm_bwd_f32(const float *x, const float *weight, const float *rstd, const float *dout, float *dx, float *dweight,
+ int64_t rows, int64_t cols, float eps, void *workspace, size_t workspace_bytes, cudaStream_t stream);
 """
 
 

@@ -29,7 +29,8 @@ def said(capsys, *arguments):
                          "templates/cuda/map_each.j2", "kf/ops/add.cuh"]),
     ("kf_bias_gelu_bwd_bf16", ["dbias", "kfi_gelu_bwd_lp(x)", "templates/cuda/map_sum.j2", "kf/ops/bias.cuh"]),
     ("kf_cpu_bias_gelu_bwd_bf16", ["kf_result_t kf_cpu_bias_gelu_bwd_bf16(", "templates/cpu/map_run.j2", "kf/ops/bias.h"]),
-    ("kf_silu_dropout_state_f32", ["const uint64_t *state", "closed form, its dexpr", 'dexpr = "s = sigmoid(x)', "kfk_act_dropout_f32<10, 4, "]),
+    ("kf_silu_dropout_state_f32", ["const uint64_t *seed, const uint64_t *offset, uint64_t offset_add",
+                                   "closed form, its dexpr", 'dexpr = "s = sigmoid(x)', "kfk_act_dropout_f32<10, 4, "]),
     ("kf_cpu_mish_f64", ["n = t * (t + 2)\n    r = rcp(n + 2)", "kf/ops/act.h"]),
     ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>"])])
 def test_explain(capsys, name, parts):

@@ -42,9 +42,9 @@ def kernels(global_="__global__", index="long long"):
         calls = "".join(f"    v += kf_{scope}_{what}(v);\n" for scope in ("warp", "block") for what in ("sum", "max", "min"))
         text.append(f"\n{global_} void reduce_{value}({value} *x)\n{{\n    {value} v = x[threadIdx.x];\n{calls}    x[threadIdx.x] = v;\n}}")
     text.append(f"""
-{global_} void bits(unsigned *words, kf_rng_t rng, const unsigned long long *state)
+{global_} void bits(unsigned *words, kf_rng_t rng, const unsigned long long *seed, const unsigned long long *offset)
 {{
-    kf_read_rng(rng, state);
+    kf_read_rng(rng, seed, offset);
     kf_philox(words + 4 * threadIdx.x, rng, threadIdx.x);
 }}
 """)
@@ -125,7 +125,7 @@ int main()
     if (kf_make_rng(&rng, 1.5, 1, 2) != KF_ERROR_INVALID_VALUE) return 2;
     if (std::strcmp(kf_get_last_error_detail(), "kf_make_rng: p is 1.5, expected 0 <= p <= 1") != 0) return 5;
     if (kf_make_rng(nullptr, 0.5, 1, 2) != KF_ERROR_NULL_POINTER) return 3;
-    static_assert(sizeof rng == 112, "as in C");
+    static_assert(sizeof rng == 120, "as in C");
     return kf_dropout_f32(nullptr, nullptr, -1, 0.5f, 1, 2, 0) == KF_ERROR_INVALID_SIZE ? 0 : 4;
 }
 """)
@@ -169,7 +169,7 @@ C_HOST = """
 int main(void)
 {
     kf_rng_t rng;
-    if (kf_make_rng(&rng, 0.5, 1, 2) != KF_SUCCESS || sizeof rng != 112) return 1;
+    if (kf_make_rng(&rng, 0.5, 1, 2) != KF_SUCCESS || sizeof rng != 120) return 1;
     if (kf_make_rng(&rng, -1.0, 1, 2) != KF_ERROR_INVALID_VALUE) return 2;
     return puts(kf_get_last_error_detail()) < 0;
 }

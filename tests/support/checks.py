@@ -128,6 +128,14 @@ def places(f, sizes, shift=0, aliases=()):
     return found, at
 
 
+OFFSET_ADD = 3  # of calls whose seed and offset lie in memory
+
+
+def state_at(at):
+    """The arguments of a `_state` launcher whose seed lies at an address, and its offset behind it."""
+    return {"seed": at, "offset": at + 8, "offset_add": OFFSET_ADD}
+
+
 class Layout:
     """A call of f: its data drawn, its tensors placed in one arena between guard bytes, outputs poisoned.
 
@@ -173,7 +181,7 @@ class Layout:
 
     def set_philox(self, seed, offset):
         self.philox = seed, offset
-        self.image[self.state:self.state + 16] = np.array(self.philox, np.uint64).view(np.uint8)
+        self.image[self.state:self.state + 16] = np.array([seed, (offset - OFFSET_ADD) % 2**64], np.uint64).view(np.uint8)
 
     def mask(self):
         """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
@@ -185,8 +193,8 @@ class Layout:
         given = dict(zip(self.f["sizes"], self.sizes)) | self.scalars
         for name, a in self.tensors.items():
             given[name] = None if a["unread"] or name in self.drop else base + self.place[name]
-        return given | {"workspace": base + self.place[":workspace"] if self.workspace else None, "workspace_bytes": self.workspace,
-                        "p": self.p, "seed": self.philox[0], "offset": self.philox[1], "state": base + self.state}
+        given |= state_at(base + self.state) if self.f["state"] else {"seed": self.philox[0], "offset": self.philox[1]}
+        return given | {"workspace": base + self.place[":workspace"] if self.workspace else None, "workspace_bytes": self.workspace, "p": self.p}
 
     def spans(self):
         """What the call may read or write, for memories that watch over it."""

@@ -62,10 +62,11 @@ class Guarded:
             view(given[name], array.nbytes)[:] = array.reshape(-1).view(np.uint8)
             if a["role"] == "in":
                 slot.freeze()
-        state = next(slots)
-        given["state"] = state.place(16, at_end)
-        view(given["state"], 16)[:] = call.image[call.state:call.state + 16]
-        state.freeze()
+        if f["state"]:
+            state = next(slots)
+            given |= checks.state_at(state.place(16, at_end))
+            view(given["seed"], 16)[:] = call.image[call.state:call.state + 16]
+            state.freeze()
         if call.workspace:
             given["workspace"] = next(slots).place(call.workspace, at_end, 16)
         if lib.call(f, given) != 0:

@@ -89,7 +89,7 @@ class Call:
                 self.span(a["name"])[:] = POISON
         self.values = dict(zip(f["sizes"], self.sizes)) | f["scalars"] | {
             "workspace": self.address(":workspace") if self.workspace_bytes else None, "workspace_bytes": self.workspace_bytes,
-            "p": PROBABILITY, "seed": SEED, "offset": OFFSET, "state": self.address(":state")}
+            "p": PROBABILITY, **(checks.state_at(self.address(":state")) if f["state"] else {"seed": SEED, "offset": OFFSET})}
         for a in tensors_of(f):
             self.values[a["name"]] = self.address(a["name"])
 

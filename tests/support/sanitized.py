@@ -61,9 +61,9 @@ def run(lib, runtime, f, sizes, shift):
         # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them.
         owned.append(runtime.place(array.nbytes, array if a["role"] == "in" else None, skip))
         given[name] = owned[-1] + skip
-    state = call.image[call.state:call.state + 16].copy()
-    owned.append(runtime.place(16, state))
-    given["state"] = owned[-1]
+    if f["state"]:
+        owned.append(runtime.place(16, call.image[call.state:call.state + 16].copy()))
+        given |= checks.state_at(owned[-1])
     if call.workspace:
         owned.append(runtime.place(call.workspace))
         given["workspace"] = owned[-1]

@@ -77,8 +77,8 @@ class RowsKernel(Kernel):
         for s in self.inputs:
             s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
         self.streams = self.inputs + self.outputs
-        self.scalars = [s for s in op.scalars if s not in op.integers and (s in read or not self.bwd)]
-        self.integers = [s for s in op.integers if s in read or not self.bwd]
+        self.scalars = [s for s in op.scalars if s not in op.integers]
+        self.integers = list(op.integers)
         self.keeps = KEEP in read
         named = {s.name: s for s in self.inputs}
         picked = picks(self.graph, self.roots)

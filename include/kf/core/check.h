@@ -12,9 +12,9 @@
 #include "kf/core/limits.h"
 #include "kf/core/result.h"
 
-/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 2 (pair: a state), rows
+/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 1 (one: a seed, an offset), rows
    (per_row), rows * channels (per_plane, and per_channel, of one such row), rows * cols of all channels (shared), channels * parts (group). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_PAIR = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUPED = 7 };
+enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_ONE = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUPED = 7 };
 enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
@@ -146,7 +146,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         kfi_operand *o = &all->of[i];
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
-        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_PAIR ? 2 : kind == KFI_PER_ROW ? s->rows
+        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
                                 : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
                                 : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];
@@ -156,10 +156,10 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
         all->count = i + 1;
         all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
-        all->bits |= ((kind >= KFI_PAIR) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
+        all->bits |= ((kind >= KFI_ONE) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
-            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld elements",
-                            (long long)elements);
+            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld element%s",
+                            (long long)elements, elements == 1 ? "" : "s");
         if ((uintptr_t)o->ptr & (uintptr_t)(o->size - 1))
             return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
                             "is %p, expected a pointer aligned to its %d-byte elements", o->ptr, o->size);

@@ -264,10 +264,10 @@ template <int vec> KFI_DEVICE void kf_dropout(double *values, const kf_rng_t &rn
 {
     (void)KFI_ON_DEVICE(kfi_drop<vec>(values, rng, first));
 }
-// Seed and offset from device memory, {seed, offset} as two 64-bit words: for graphs that are replayed.
-KFI_DEVICE void kf_read_rng(kf_rng_t &rng, const void *state)
+// Seed and offset from device memory, for graphs that are replayed. What kf_make_rng was given as offset is added.
+KFI_DEVICE void kf_read_rng(kf_rng_t &rng, const void *seed, const void *offset)
 {
-    (void)KFI_ON_DEVICE(kfi_set_seed(&rng, ((const kfi_u64 *)state)[0]), rng.offset = ((const kfi_u64 *)state)[1]);
+    (void)KFI_ON_DEVICE(kfi_set_seed(&rng, *(const kfi_u64 *)seed), rng.offset += *(const kfi_u64 *)offset);
 }
 
 #endif

@@ -84,8 +84,8 @@ template <int state>
 KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
 {
     if (state) {
-        kfi_set_seed(&rng, rng.state[0]);
-        rng.offset = rng.state[1];
+        kfi_set_seed(&rng, *rng.seed_at);
+        rng.offset += *rng.offset_at;
     }
 }
 // keep[e]: the word of element index + e. index is a multiple of vec, which divides 8.

@@ -15,7 +15,8 @@ typedef unsigned long long kfi_u64;
 typedef struct {
     kfi_u32 keys[20]; /* of the ten rounds */
     kfi_u64 offset;
-    const kfi_u64 *state; /* {seed, offset} in the memory of the device that runs the kernel, instead of the above */
+    /* In the memory of the device that runs the kernel: the seed, instead of the above, and what is added to the offset; or NULL. */
+    const kfi_u64 *seed_at, *offset_at;
     kfi_u32 threshold;    /* an element is dropped when its word is below: round(65536 p) */
     float scale;          /* 1 / (1 - p) */
     double scale_f64;
@@ -59,12 +60,13 @@ KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32
 
 #ifndef __CUDACC_RTC__
 #include "kf/core/result.h"
-KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void *state)
+KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void *seed_at, const void *offset_at)
 {
     kfi_rng rng;
     kfi_set_seed(&rng, seed);
     rng.offset = offset;
-    rng.state = (const kfi_u64 *)state;
+    rng.seed_at = (const kfi_u64 *)seed_at;
+    rng.offset_at = (const kfi_u64 *)offset_at;
     rng.threshold = (kfi_u32)(65536.0 * p + 0.5);
     rng.scale_f64 = 1.0 / (1.0 - p); /* infinite for p = 1, where nothing is kept */
     rng.scale = (float)rng.scale_f64;

@@ -16,7 +16,7 @@ KFI_HOST kf_result_t kf_make_rng(kf_rng_t *rng, double p, uint64_t seed, uint64_
     const kfi_name name = {"kf_make_rng", "none"};
     if (!rng) return kfi_fail(KF_ERROR_NULL_POINTER, &name, "rng", "is NULL, expected a pointer to a kf_rng_t");
     const kf_result_t valid = kfi_check_probability(&name, p);
-    if (valid == KF_SUCCESS) *rng = kfi_make_rng(p, seed, offset, NULL);
+    if (valid == KF_SUCCESS) *rng = kfi_make_rng(p, seed, offset, NULL, NULL);
     return valid;
 }
 #endif
