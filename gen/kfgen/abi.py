@@ -57,10 +57,19 @@ def _functions(selection):
             yield k.words, f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})"
 
 
+def _strides(selection):
+    """Structs of strides grow at their ends: each field is a fact."""
+    for op in selection.ops:
+        for k in selection.kernels(op)[:1]:
+            if k.strided:
+                yield from ((k.stride_struct, f"strides, number {i}: {name}") for i, name in enumerate(k.stride_fields))
+
+
 def facts(selection):
     """[(word, statement)], each once, in the spec's order."""
     found = _codes("result.h", "kf_result_t") + _codes("dtype.h", "kf_dtype_t") + _structs()
     found += [(str(a.id), f"activation {a.name} ({', '.join(a.scalars)})") for a in selection.activations]
+    found += [("-9223372036854775808", "KF_BROADCAST"), *_strides(selection)]
     return list(dict.fromkeys([*found, *_functions(selection)]))
 
 

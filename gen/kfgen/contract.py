@@ -142,11 +142,12 @@ def cost(k):
 def codes(k):
     """What it may return but for success, and for what a launch itself gives."""
     found = ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout else []), "NULL_POINTER", "MISALIGNED", "OVERLAP"]
-    return found + (["WORKSPACE"] if k.has_workspace else [])
+    found += ["WORKSPACE"] if k.has_workspace else []
+    return found + (["UNSUPPORTED"] if k.strided and k.form == "axis" else [])
 
 
 def errors(k):
-    why = {"INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "", "INVALID_VALUE": " (of p)"}
+    why = {"INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "", "INVALID_VALUE": " (of p)", "UNSUPPORTED": " (a stride of single elements)"}
     return f"Errors: {', '.join(code + why.get(code, '') for code in codes(k))}; CUDA also a launch's own."
 
 
@@ -173,7 +174,8 @@ def lines(kernel, whole=False):
         found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     if k.has_workspace:
         found += textwrap.wrap(workspace(k), WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
-    found.append(f"Tensors: dense, aligned to their elements (fastest: to 16 bytes), {'all memory ' if k.scratch else ''}apart unless said.")
+    lie = "as strides say (NULL: dense), aligned (fastest: 16 bytes)" if k.strided else "dense, aligned to their elements (fastest: to 16 bytes)"
+    found.append(f"Tensors: {lie}, {'all memory ' if k.scratch else ''}apart unless said.")
     unread = f" Not read: {', '.join(k.unread_scalars)}." if k.unread_scalars else ""
     found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}{unread}", WIDTH + 3)
     found += textwrap.wrap(errors(k), WIDTH + 3)

@@ -76,7 +76,8 @@ def entry(op, kernels):
     return {
         "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "dtypes": list(dict.fromkeys(k.words for k in kernels)),
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
-        "signatures": [line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
+        "signatures": [f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};" for k in first[:1] if k.strided] + [
+            line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
         "tensors": tensors(first, types), "formulas": [line for k in first for line in contract.formulas(k)],
         "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first], "backward": len(first) > 1 or first[0].bwd}
 

@@ -17,9 +17,9 @@ KF_IDS = range(1024)
 FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g) and calls its own
-# temporaries (t0, row0, kept0).
-DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past)\Z|(t|row|kept)\d+\Z")
+# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g, and fields of strides)
+# and calls its own temporaries (t0, row0, kept0).
+DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past|outer|length|head|batch)\Z|(t|row|kept)\d+\Z")
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
@@ -28,7 +28,7 @@ RESERVED = {
     "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
     "more", "n", "next", "offset", "offset_add", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
     "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
-    "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "sum_kernels",
+    "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "strides", "sum_kernels",
     "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
     "words", "workspace", "workspace_bytes",
     # C, C++ and CUDA; Python, in which expressions are parsed

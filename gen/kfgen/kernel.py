@@ -68,7 +68,7 @@ class Launcher:
         """The public signature but for the stream, in order."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
         found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
-        found += [Argument("int64_t ", s, "integer") for s in k.integers]
+        found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
         if k.dropout:
@@ -97,7 +97,7 @@ class Launcher:
     def run_arguments(self):
         """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
         k = self.kernel
-        found = [a.name for a in k.tensor_arguments] + k.sizes + list(k.integers) + k.scalars
+        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + list(k.integers) + k.scalars
         if k.dropout:
             found += ["p", "0", "offset_add", "seed", "offset"] if self.state else ["p", "seed", "offset", "nullptr", "nullptr"]
         found += [a.name for a in k.workspace_arguments] + ["stream"]
@@ -118,7 +118,7 @@ class Launcher:
 class Argument:
     ctype: str  # as it stands before the name
     name: str
-    role: str  # in, out, size, integer, scalar, act_scalar, probability, seed, offset, seed_at, offset_at, offset_add, workspace
+    role: str  # in, out, size, strides, integer, scalar, act_scalar, probability, seed, offset, seed_at, offset_at, offset_add, workspace
 
 
 # Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
@@ -130,6 +130,7 @@ class Kernel:
     """One direction of an op for its dtypes: what is computed, and of which tensors. How, its schedules say: `cuda` and `c`."""
 
     integers = ()  # scalars that are whole numbers of 64 bits
+    strided = ()  # the op's tensors that have strides, those of its forward first; none: all is dense
     layout = ""  # how the rows of an op over rows lie
     columns = ()  # names of operands that are numbers of columns
     picked = ()  # operands of which nothing is read but a row's value in one column
@@ -252,6 +253,29 @@ class Kernel:
     def tensor_arguments(self):
         return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
             Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs]
+
+    @property
+    def stride_arguments(self):
+        return [Argument(f"const {self.stride_struct} *", "strides", "strides")] if self.strided else []
+
+    @property
+    def stride_struct(self):
+        return names.strides(self.op.pattern)
+
+    @property
+    def levels(self):
+        """What each number of a tensor's strides adds to its name, the innermost first."""
+        return self.family.levels[self.form]
+
+    @property
+    def stride_fields(self):
+        return [name + level for name in self.strided for level in self.levels]
+
+    @property
+    def stride_codes(self):
+        """Where the numbers of each tensor begin, as core/check.h reads it."""
+        first = {name: chr(ord("0") + len(self.levels) * i) for i, name in enumerate(self.strided)}
+        return "".join(first.get(name, " ") for name in self.tensor_names)
 
     @property
     def workspace_arguments(self):

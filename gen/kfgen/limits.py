@@ -3,6 +3,7 @@
 numbers (tests/gen/test_limits.py). An entry that needs more is refused where its function is made."""
 
 TENSORS = 24  # arguments of a function: inputs, outputs, seed and offset of a dropout
+LEVELS = 3  # sizes that a tensor has strides for
 SCALARS = 8  # of an op
 ACT_SCALARS = 4  # of an activation
 REDUCTIONS = 16  # of a pass over a row: how each is joined stands in an int, 2 bits each

@@ -10,13 +10,15 @@ BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors a
 
 def tensor(k, stream, act):
     """A tensor argument. use: input, weight, output, saved (of the forward, for the backward), or gradient `of` another; var: the type variable
-    that its dtype is (of `variables`), or the dtype itself; absent: the number that NULL stands for."""
+    that its dtype is (of `variables`), or the dtype itself; absent: the number that NULL stands for; strides: its fields in the struct of strides,
+    the innermost first, those of the sizes in front of what lies side by side."""
     unread = stream.role == "in" and not k.reads(stream, act)
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
         "dtype": stream.dtype.word, "var": stream.var,
         "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "absent": stream.absent,
         "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
+        "strides": [stream.name + level for level in k.levels] if stream.name in k.strided else [],
         "column": stream.role == "in" and stream.name in k.columns, "memory": "device",
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
@@ -27,10 +29,12 @@ def value(k, act, argument):
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
     if said:
         found |= {"default": said.default, "least": said.least, "most": said.most, "unread": argument.name in k.unread_scalars}
+    if argument.role == "strides":
+        found |= {"struct": k.stride_struct, "fields": k.stride_fields}
     if argument.role == "size":
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:
-        found |= {"memory": "device"}
+        found |= {"memory": "host" if argument.role == "strides" else "device"}
     return found
 
 

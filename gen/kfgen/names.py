@@ -29,6 +29,11 @@ def workspace(function_):
     return f"{function_}_workspace_bytes"
 
 
+def strides(pattern):
+    """The struct of how far apart the rows of an op's tensors lie."""
+    return f"kf_{stem(pattern)}_strides_t"
+
+
 def scalar(word, bwd=False, double=False):
     """An activation on one element: no dtype word, which all launchers end with. double: C has no overloads."""
     return "_".join(w for w in ("kf", word, "bwd" if bwd else "", "double" if double else "") if w)

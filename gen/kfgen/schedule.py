@@ -76,6 +76,7 @@ class Cuda:
     @property
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found += [f"{a.ctype}{a.name}" for a in self.k.stride_arguments]
         found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
         if self.k.dropout:
             found += [f"{self.k.scalar_ctype} p", *DROPOUT]

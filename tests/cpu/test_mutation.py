@@ -251,18 +251,21 @@ BROKEN = {
     "row: accumulators go on from the row before": (
         "kf/ops/rms_norm.kernels.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
         r"static float \1[KFI_STRIP];\2if (row == 0) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
-    "row: the second pass reads the first row": (
-        "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ row \* cols",
-        r"\1x + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+    "row: the second pass reads a row's first strip": (
+        "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ i",
+        r"\1x + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
         "kf/ops/softmax.kernels.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
-    "streamed row: what is streamed goes to the first row": (
-        "kf/ops/softmax.kernels.h", r"kfi_stream\(out \+ row \* cols",
-        "kfi_stream(out + 0 * row * cols", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
-    "row: results of whole tiles a row up": (
-        "kf/ops/rms_norm.kernels.h", r": dx \+ row \* cols",
-        ": dx + (row ? row - 1 : 0) * cols", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
+    "row: the pointers of the row before": (
+        "kf/ops/softmax.kernels.h", r"x \+ kfi_row_at\(m, 0, row\)",
+        "x + kfi_row_at(m, 0, row ? row - 1 : 0)", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+    "streamed row: what is streamed goes to a row's beginning": (
+        "kf/ops/softmax.kernels.h", r"kfi_stream\(out \+ i",
+        "kfi_stream(out + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+    "row: results of whole tiles in the first one's place": (
+        "kf/ops/rms_norm.kernels.h", r": dx \+ i",
+        ": dx + 0 * i", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
     "row: the first row's mean": (
         "kf/ops/layer_norm.kernels.h", r"mean\[row\];",
         "mean[begin];", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
@@ -339,14 +342,14 @@ BROKEN = {
         "kf/core/row.h", r"c->filled != group \* m->parts \+ c->channel",
         "c->filled != c->channel", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f32",)),
     "row: pieces side by side": (
-        "kf/core/row.h", r"i \+ kfi_quotient\(i, m->piece\) \* m->gap",
+        "kf/core/row.h", r"i \+ kfi_quotient\(i, m->piece\) \* gap",
         "i", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
     "row: a piece's end is no end": (
-        "kf/core/row.h", r"m->gap \? m->piece - kfi_rest\(i, m->piece\) : count",
+        "kf/core/row.h", r"gap \? m->piece - kfi_rest\(i, m->piece\) : count",
         "count", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f64",)),
     "row: what another row's pieces held": (
-        "kf/core/row.h", r"g->start != start",
-        "g->start < 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
+        "kf/core/row.h", r"g->row != row",
+        "g->row < 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
     "row: pieces gathered where no strip has been": (
         "kf/core/row.h", r"i == g->columns && ",
         "", ("kf_cpu_group_norm_f32",)),

@@ -103,13 +103,13 @@ SEEDED = {
         "kf/ops/group_norm.device.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
         ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
     "pieces side by side": (
-        "kf/core/row.cuh", r"\* g\.in\.gap : column", "* 0 : column",
+        "kf/core/row.cuh", r"\* gap : column", "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
     "the next channel an element late": (
         "kf/core/row.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece", "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
         ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
     "a piece later than it is": (
-        "kf/core/row.cuh", r"p->at \+= g\.in\.gap", "p->at += 0 * g.in.gap",
+        "kf/core/row.cuh", r"p->at \+= gap", "p->at += 0 * gap",
         ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
     "a channel's slice in the first one's place": (
         "kf/ops/group_norm.device.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
@@ -124,7 +124,7 @@ SEEDED = {
         "kf/core/row.cuh", r"\+ group \* \(kf_i64\)g\.in\.piece\.d", "+ 0 * group",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
     "another query's mask": (
-        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_start = kfi_divide\(kfi_turn,", "kfi_shared_start = kfi_divide(row,",
+        "kf/ops/scale_bool_mask_softmax.device.cuh", r"mask_a = kfi_divide\(kfi_turn,", "mask_a = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "another batch's queries": (
         "kf/core/row.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
@@ -137,7 +137,7 @@ SEEDED = {
         "kf/ops/scale_causal_softmax.device.cuh", r"query = row - kfi_divide\(row,", "query = 1 + row - kfi_divide(row,",
         ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"), ()),
     "the row before on its way": (
-        "kf/ops/rms_norm.device.cuh", r"start \+ leap", "start",
+        "kf/ops/rms_norm.device.cuh", r"\(row \+ apart\)", "(row)",
         ("kf_rms_norm_bwd_f32",), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function

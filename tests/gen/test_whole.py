@@ -24,8 +24,8 @@ def test_signatures():
     assert {f["op"] for f in found} == {"cross_entropy", "cross_entropy_with_grad", "cross_entropy_weighted", "nll"}
     for f in found:
         names = [a["name"] for a in f["arguments"]]
-        assert "int64_t cols, int64_t ignore_index" in f["signature"] and "int64_t cols, int64_t ignore_index" in f["cpu_signature"]
-        assert names[names.index("cols") + 1] == "ignore_index" and f["scalars"]["ignore_index"] == -100
+        assert "strides, int64_t ignore_index" in f["signature"] and "strides, int64_t ignore_index" in f["cpu_signature"]
+        assert names[names.index("cols") + 2] == "ignore_index" and f["scalars"]["ignore_index"] == -100
 
 
 ENTRY = """

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from compilers import flags, write
 
-CALLS = {"bias": "kf_cpu_bias_gelu_f32(p, p, p, 2, 3)", "layer_norm": "kf_cpu_layer_norm_gelu_f32(p, p, p, p, NULL, NULL, 2, 3, 0.0f)",
-         "sum": "kf_cpu_sum_f32(p, p, 2, 3, 1, NULL, 0)"}
+CALLS = {"bias": "kf_cpu_bias_gelu_f32(p, p, p, 2, 3)", "layer_norm": "kf_cpu_layer_norm_gelu_f32(p, p, p, p, NULL, NULL, 2, 3, NULL, 0.0f)",
+         "sum": "kf_cpu_sum_f32(p, p, 2, 3, 1, NULL, NULL, 0)"}
 
 
 @pytest.mark.parametrize("stem", CALLS)

@@ -17,9 +17,8 @@ def literal(f, a):
         return repr(f["scalars"][a["name"]])
     if a["name"] in f["scalars"]:
         return repr(float(f["scalars"][a["name"]])) + ("" if a["ctype"] == "double" else "f")
-    return {"probability": "0.25f" if a["ctype"] == "float" else "0.25", "seed": "11", "offset": "12", "seed_at": "state", "offset_at": "state + 1",
-            "offset_add": "0",
-            "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes"}[a["role"]]
+    return {"strides": "NULL", "probability": "0.25f" if a["ctype"] == "float" else "0.25", "seed": "11", "offset": "12", "seed_at": "state",
+            "offset_at": "state + 1", "offset_add": "0", "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes"}[a["role"]]
 
 
 def table(name, functions):

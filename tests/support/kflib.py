@@ -281,7 +281,7 @@ class Lib:
     def bind(self, f, values, stream=0):
         """A call with its arguments converted once, for timing loops."""
         fn = self._function(f)
-        arguments = [kind(values[a["name"]]) for kind, a in zip(fn.argtypes, f["arguments"])]
+        arguments = [kind(values.get(a["name"]) if a["role"] == "strides" else values[a["name"]]) for kind, a in zip(fn.argtypes, f["arguments"])]
         if self.backend != "cpu":
             arguments.append(ctypes.c_void_p(stream))
         return lambda: fn(*arguments)

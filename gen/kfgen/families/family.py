@@ -15,6 +15,8 @@ class Family:
     # is no axis, {size: what it is the product of})}: "all" dimensions; those "before" the axis, the "axis" itself, those "after" it; the axis in
     # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing.
     axes = {}
+    # Strides of a tensor of such a form, the innermost first: what each adds to its name. What lies side by side has none.
+    levels = {}
     kinds = ()  # of operands, as a spec names them
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
     names = ()  # what its generated code calls its own: refused to operands

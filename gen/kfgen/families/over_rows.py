@@ -45,6 +45,9 @@ class RowsKernel(Kernel):
             dtype, var = (self.dtype, "T") if kind == "elem" else (self.dtype.acc, "acc")
             return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
 
+        elems = [o.name for o in op.operands if o.kind == "elem"], [n for n, node in outs.items() if graph.level(node) == ELEM]
+        grads_of = [f"d{o.name}" for o in op.operands if o.kind == "elem" and o.grad]
+        self.strided = [*elems[0], *elems[1], *(f"d{n}" for n in elems[1]), *grads_of] if any(o.grad for o in op.operands) else sum(elems, [])
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
@@ -149,6 +152,11 @@ class RowsKernel(Kernel):
 
     def index(self, stream):
         return self.streams.index(stream)
+
+    @property
+    def laid(self):
+        """The tensors that a kernel reads or writes and that have strides."""
+        return [s for s in self.loads + self.picked + self.stores if s.kind == "elem"]
 
     def value_type(self, s):
         """In which a row's value is held: whole numbers are themselves."""

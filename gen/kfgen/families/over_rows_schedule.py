@@ -23,14 +23,16 @@ class RowsCuda(Cuda):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.sources + self.k.values + self.k.picked]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores + self.k.results_of_rows]
-        found += [f"{self.geometry} {self.geometry_name}"] + (["kfi_sums sums"] if self.k.added else [])
+        found += [f"{self.geometry} {self.geometry_name}"] + [f"kfi_pitch {s.name}_p" for s in self.k.laid]
+        found += ["kfi_sums sums"] if self.k.added else []
         found += [f"kf_i64 {s}" for s in self.k.used_integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + ([f"{self.k.scalar_struct} scalars"] if self.k.has_act else []))
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.sources + self.k.values + self.k.picked + self.k.stores + self.k.results_of_rows]
-        found += [self.geometry_name] + (["sums"] if self.k.added else []) + self.k.used_integers + self.k.used_scalars
+        found += [self.geometry_name] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
+        found += (["sums"] if self.k.added else []) + self.k.used_integers + self.k.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + (["scalars"] if self.k.has_act else []))
 
     @property
@@ -49,7 +51,7 @@ class RowsC(C):
     def run_arguments(self, launcher):
         k, act = self.k, launcher.act
         found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + ([str(int(bwd_reads_x(act)))] if k.asks_reads else [])
-        found += [a.name for a in k.tensor_arguments] + k.sizes + (["kfi_integers"] if k.integers else [])
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
         found += ["scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 

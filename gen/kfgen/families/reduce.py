@@ -66,6 +66,7 @@ class Reduce(OverRows):
     name = "reduce"
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
     axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
+    levels = {"axis": ("", "_outer")}
     kinds = ("elem",)
     fields = ("grads", "empty")
     reads = (COUNT,)

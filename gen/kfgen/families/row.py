@@ -59,6 +59,8 @@ class Row(OverRows):
             "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
             "groups": (1, {"outer": "before", "length": "one", "groups": "groups", "channels": "axis", "inner": "after"}),
             "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
+    levels = {"rows": ("",), "planes": ("", "_outer"), "heads": ("", "_head", "_batch"), "groups": ("", "_length", "_outer"),
+              "channels": ("", "_outer")}
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
     integers = True

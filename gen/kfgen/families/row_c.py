@@ -181,11 +181,12 @@ class RowC(RowsC):
         found = {"m": "const kfi_cpu_map *m = kfi_f->m;", "cols": "const kf_i64 cols = kfi_f->m->cols;"}
         found |= {"kfi_cols": "const kf_i64 kfi_cols = kfi_f->m->cols;", "kfi_queries": "const kf_i64 kfi_queries = kfi_f->m->queries;"}
         found |= {s: f"const kf_i64 {s} = kfi_f->m->integers[{i}];" for i, s in enumerate(self.k.integers)}
-        found |= {n: f"const kf_i64 {n} = kfi_f->{n};" for n in ("row", "channel", "kfi_start", "kfi_shared")}
+        found |= {n: f"const kf_i64 {n} = kfi_f->{n};" for n in ("row", "channel", "kfi_shared")}
         found |= {s.name: f"const {s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.frame_sources}
         found |= {s.name: f"{s.ctype} *{s.name} = kfi_f->{s.name};" for s in self.k.stores + self.k.results_of_rows}
         found |= {f"{s.name}_t": f"{s.ctype} *{s.name}_t = kfi_f->{s.name}_t;" for s in self.k.sources + self.k.stores}
         found |= {f"{s.name}_past": f"const int {s.name}_past = kfi_f->{s.name}_past;" for s in self.k.stores}
+        found |= {f"{s.name}_n": f"const kf_i64 {s.name}_n = kfi_f->{s.name}_n;" for s in self.k.stores}
         found |= {f"{s.name}_{x}": f"{acc} *{s.name}_{x} = kfi_f->{s.name}_{x};" for s in self.k.added for x in ("p", "t")
                   if x == "t" or s not in self.k.group_sums}
         found |= {f"{s.name}_n": f"kfi_channel *{s.name}_n = &kfi_f->{s.name}_n;" for s in self.k.sources + self.k.group_sums}
@@ -222,11 +223,11 @@ class RowC(RowsC):
         """A tile of a row in pieces: where it lies, or a copy."""
         if s.kind == "group":
             return f"(const {s.ctype} *)kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
-        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_g, {s.name}_t, {s.name}, kfi_start, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_g, {s.name}_t, {s.name}, row, i, {count}, {s.dtype.size})"
 
     def start(self, s):
-        """Its element in column i of a row."""
-        return {"row": "i", "shared": "kfi_shared * cols + i"}.get(s.kind, "row * cols + i")
+        """Its element in column i of a row, at whose beginning a frame's pointer stands."""
+        return "kfi_shared * cols + i" if s.kind == "shared" else "i"
 
     def tail(self, s):
         """The statement that copies what is left of a row."""
@@ -238,8 +239,7 @@ class RowC(RowsC):
     def pick_value(self, pick):
         """A row's value in a column: NaN where there is no such column."""
         s, at = pick.source, f"{pick.column.name}[row]"
-        start = "row * cols + " if s.kind == "elem" else ""
-        text = f"{s.name}[{start}{at}]"
+        text = f"{'kfi_f.' if s.kind == 'elem' else ''}{s.name}[{at}]"
         text = f"kfi_cpu_load_{s.dtype.word}({text})" if s.dtype.size == 2 else f"({self.k.compute}){text}"
         text = f"({s.name} ? {text} : {s.absent:g})" if s.absent is not None else text
         return f"{at} >= 0 && {at} < cols ? {text} : ({self.k.compute})NAN"

@@ -175,6 +175,13 @@ class RowCuda(RowsCuda):
     def sum_kernels(self):
         return self.second_stage("kfk_sum_partials")
 
+    def place(self, stream, row):
+        """The element that a row of a tensor begins with."""
+        if stream.kind != "elem":
+            return f"{row} * g.cols"
+        word = "piece" if self.k.pieces else self.k.form.removesuffix("s")
+        return f"kfi_{word}_row({row}, {stream.name}_p{'' if word == 'row' else ', g'})"
+
     @property
     def geometry(self):
         return "kfi_groups" if self.k.pieces else "kfi_line"

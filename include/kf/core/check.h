@@ -10,6 +10,7 @@
 
 #include "kf/core/dtype.h"
 #include "kf/core/limits.h"
+#include "kf/core/pitch.h"
 #include "kf/core/result.h"
 
 /* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 1 (one: a seed, an offset), rows
@@ -24,12 +25,16 @@ typedef struct {
     int twin;        /* of an output: 1 + the index of an earlier tensor that may be the same pointer: an output that is proven equal, or
                         the input that this one is the next value of */
     uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
+    kf_i64 extent;   /* elements from its first to its last one */
+    kf_i64 apart[KFI_MAX_LEVELS]; /* of a tensor that has strides: elements from one to the next of each of kfi_levels */
+    kfi_pitch at;    /* the same as kernels read it */
 } kfi_operand;
 
 typedef struct {
     kfi_operand of[KFI_MAX_TENSORS];
     int count, wanted; /* wanted: outputs that are not NULL */
     uintptr_t bits;    /* of all tensors' addresses */
+    kf_i64 steps;      /* and of the distances, in elements, between what lies side by side in those that have strides */
 } kfi_operands;
 
 /* The tensor arguments of a function: one short literal each, since every program that includes kf parses them all. */
@@ -43,6 +48,21 @@ typedef struct {
 typedef struct {
     kf_i64 rows, channels, cols, parts;
 } kfi_shape;
+
+/* What a caller said of strides: his struct as numbers (NULL: all is dense), and of each tensor which of them is its first, from '0' on
+   (' ': it has none). */
+typedef struct {
+    const int64_t *given;
+    const char *fields;
+} kfi_strides;
+
+/* The sizes of a call that strides are of, the innermost first, and how many elements lie side by side. words: what each adds to a tensor's
+   name in the struct. */
+typedef struct {
+    int count;
+    kf_i64 line, size[KFI_MAX_LEVELS];
+    const char *words;
+} kfi_levels;
 
 /* Whether a query for a workspace has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
@@ -113,6 +133,131 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
     return KF_SUCCESS;
 }
 
+/* sizes: of [outer, length, groups, channels, inner] and the other layouts, as kfi_check_layout has them. */
+KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
+{
+    kfi_levels l = {2, sizes[layout == KFI_LAYOUT_ROWS ? 1 : 2], {sizes[layout != KFI_LAYOUT_ROWS], sizes[0], 0}, ". _outer"};
+    if (layout == KFI_LAYOUT_ROWS) l.count = 1;
+    if (layout != KFI_LAYOUT_HEADS && layout != KFI_LAYOUT_GROUPS) return l;
+    l.count = 3;
+    l.size[0] = sizes[2];
+    l.size[1] = sizes[1];
+    l.size[2] = sizes[0];
+    l.line = layout == KFI_LAYOUT_HEADS ? sizes[3] : sizes[3] * sizes[4];
+    l.words = layout == KFI_LAYOUT_HEADS ? ". _head _batch" : ". _length _outer";
+    return l;
+}
+
+/* As kfi_fail: of tensor i's field of level k. */
+#define KFI_FAIL_STRIDE(result, name, arguments, levels, i, k, ...) \
+    do { \
+        char kfi_text[96]; \
+        const char *const kfi_tensor = kfi_word((arguments)->words, i), *const kfi_level = kfi_word((levels)->words, k); \
+        snprintf(kfi_text, sizeof kfi_text, "strides->%.*s%.*s", (int)strcspn(kfi_tensor, " "), kfi_tensor, \
+                 *kfi_level == '.' ? 0 : (int)strcspn(kfi_level, " "), kfi_level); \
+        return kfi_fail(result, name, kfi_text, __VA_ARGS__); \
+    } while (0)
+
+/* Of each tensor that has strides, how far apart its rows are; a number that is not given: as many elements as one of the level below takes.
+   Refuses negative ones and tensors over 2^58 elements. */
+KFI_ONCE kf_result_t kfi_check_strides(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l,
+                                       kfi_operands *all)
+{
+    const kf_i64 most = (kf_i64)1 << 58;
+    memset(all, 0, sizeof *all);
+    for (int i = 0; strides->fields[i]; ++i) {
+        if (strides->fields[i] == ' ') continue;
+        kfi_operand *o = &all->of[i];
+        kf_i64 dense = l->line;
+        o->extent = l->line;
+        for (int k = 0; k < l->count; ++k) {
+            const int64_t given = strides->given ? strides->given[strides->fields[i] - '0' + k] : 0;
+            if (given < 0 && given != KF_BROADCAST)
+                KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
+                                (long long)given);
+            o->apart[k] = given == 0 ? dense : given == KF_BROADCAST ? 0 : given;
+            if (l->size[k] > 1 && o->apart[k] > (most - o->extent) / (l->size[k] - 1))
+                KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a tensor of at most 2^58 elements from first to last",
+                                (long long)given);
+            if (l->size[k] > 1) o->extent += o->apart[k] * (l->size[k] - 1);
+            if (o->apart[k] > 0 && l->size[k] > 1) dense = o->apart[k] * l->size[k];
+            else if (o->apart[k] > dense && l->size[k] <= 1) dense = o->apart[k] < most ? o->apart[k] : most;
+            if (l->size[k] > 1) all->steps |= o->apart[k];
+        }
+    }
+    return KF_SUCCESS;
+}
+
+/* Of [outer, axis, inner], to be reduced over the axis. Without an inner size the axis lies side by side: its elements have no stride but 1. */
+KFI_ONCE kfi_levels kfi_make_axis(kf_i64 outer, kf_i64 axis, kf_i64 inner)
+{
+    const kfi_levels l = {2, inner == 1 ? axis : inner, {inner == 1 ? 1 : axis, outer, 0}, ". _outer"};
+    return l;
+}
+KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l, int flat,
+                                    kfi_operands *all)
+{
+    const kf_result_t result = kfi_check_strides(name, arguments, strides, l, all);
+    if (result != KF_SUCCESS) return result;
+    for (int i = 0; strides->fields[i]; ++i) {
+        if (strides->fields[i] == ' ') continue;
+        kfi_operand *o = &all->of[i];
+        const int64_t given = strides->given ? strides->given[strides->fields[i] - '0'] : 0;
+        if (flat && l->line > 1 && given != 0 && given != 1)
+            KFI_FAIL_STRIDE(KF_ERROR_UNSUPPORTED, name, arguments, l, i, 0,
+                            "is %lld, expected 0 or 1 where inner is 1: the elements of an axis lie side by side", (long long)given);
+        o->at.row = flat ? 1 : o->apart[0];
+        o->at.outer = o->apart[1];
+    }
+    return KF_SUCCESS;
+}
+
+/* As kernels read it. */
+KFI_ONCE kfi_pitch kfi_make_pitch(int layout, const kfi_levels *l, const kf_i64 *apart)
+{
+    kfi_pitch p = {apart[0], 0, 0, 0};
+    if (layout == KFI_LAYOUT_PLANES) p.outer = apart[1] - l->size[0] * apart[0];
+    if (layout == KFI_LAYOUT_HEADS) {
+        p.head = apart[1] - l->size[0] * apart[0];
+        p.outer = apart[2] - l->size[1] * apart[1];
+    }
+    if (layout == KFI_LAYOUT_GROUPS) p.outer = apart[2] - l->size[0] * apart[0];
+    if (layout >= KFI_LAYOUT_GROUPS) p.gap = l->size[1] > 1 ? apart[1] - l->line : 0;
+    return p;
+}
+
+/* The first level, from the smallest distance on, whose rows are nearer than what they take; -1: they are all apart. need: that. */
+KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need)
+{
+    int seen = 0;
+    *need = l->line;
+    for (int turn = 0; turn < l->count; ++turn) {
+        int least = -1;
+        for (int k = 0; k < l->count; ++k)
+            if (!(seen >> k & 1) && l->size[k] > 1 && (least < 0 || o->apart[k] < o->apart[least])) least = k;
+        if (least < 0) return -1;
+        if (o->apart[least] < *need) return least;
+        seen |= 1 << least;
+        *need += o->apart[least] * (l->size[least] - 1);
+    }
+    return -1;
+}
+
+/* Whether two tensors are columns of one larger matrix that are apart: all their rows begin as far into its rows. */
+KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
+{
+    const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr, width = (uintptr_t)l->line * (uintptr_t)a->size;
+    kf_i64 row = 0;
+    if (a->size != b->size || !a->extent || !b->extent) return 0;
+    for (int k = 0; k < l->count; ++k)
+        if (l->size[k] > 1) row = row == 0 || a->apart[k] < row ? a->apart[k] : row;
+    for (int k = 0; k < l->count && row > 0; ++k)
+        if (l->size[k] > 1 && (a->apart[k] % row || b->apart[k] % row)) row = 0;
+    if (row == 0) return 0;
+    const uintptr_t pitch = (uintptr_t)row * (uintptr_t)a->size, between = (at > other ? at - other : other - at) % pitch;
+    return between >= width && pitch - between >= width;
+}
+
 /* Conditions without branches, here and below: half the time that a host compiler takes for them. */
 KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin, uintptr_t bytes) /* tensors of no bytes meet nothing */
 {
@@ -129,15 +274,26 @@ KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int
     return same & (twins | (((other->flags & KFI_OUT) == 0) & ((out->flags & KFI_KIND) < KFI_ROW)));
 }
 
-/* Whether tensor i is an output that shares memory with tensor j in a way that no call may. */
-KFI_ONCE int kfi_clashes(const kfi_operands *all, int i, int j)
+/* Whether their rows lie alike, as in place they have to. */
+KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
-    const kfi_operand *out = &all->of[i], *other = &all->of[j];
-    return (out->flags & KFI_OUT) != 0 && kfi_meets(out, other->ptr, other->bytes) && !(out->ptr == other->ptr && kfi_may_share(out, other, j));
+    int same = 1;
+    for (int k = 0; l && k < l->count; ++k) same &= (a->apart[k] == b->apart[k]) | (l->size[k] <= 1);
+    return same;
 }
 
-/* Reads the table of a call's tensors, and refuses what no call may do with them. Of a call without a wanted output nothing else is asked. */
-KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, kfi_operands *all)
+/* Whether tensor i is an output that shares memory with tensor j in a way that no call may. */
+KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, int j)
+{
+    const kfi_operand *out = &all->of[i], *other = &all->of[j];
+    if ((out->flags & KFI_OUT) == 0 || !kfi_meets(out, other->ptr, other->bytes)) return 0;
+    return !(out->ptr == other->ptr ? kfi_may_share(out, other, j) && kfi_alike(out, other, l) : l && kfi_beside(out, other, l));
+}
+
+/* Reads the table of a call's tensors, and refuses what no call may do with them. levels: of tensors that have strides, which are checked
+   already; NULL: none has. Of a call without a wanted output nothing else is asked. */
+KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, const kfi_levels *levels,
+                                        kfi_operands *all)
 {
     const char *code = arguments->codes;
     all->bits = 0;
@@ -153,7 +309,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->twin = code[2] - '0';
-        o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)elements * (uintptr_t)o->size : 0;
+        o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) * (uintptr_t)o->size : 0;
         all->count = i + 1;
         all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
         all->bits |= ((kind >= KFI_ONE) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
@@ -163,13 +319,20 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         if ((uintptr_t)o->ptr & (uintptr_t)(o->size - 1))
             return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
                             "is %p, expected a pointer aligned to its %d-byte elements", o->ptr, o->size);
+        kf_i64 need;
+        const int crowded = levels && kind == KFI_ELEM && o->flags & KFI_OUT && o->bytes ? kfi_crowded(o, levels, &need) : -1;
+        if (crowded >= 0)
+            KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, levels, i, crowded, "puts an output's rows %lld elements apart, expected %lld or more",
+                            (long long)o->apart[crowded], (long long)need);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
-            if (!kfi_clashes(all, out, other)) continue;
+            if (!kfi_clashes(all, levels, out, other)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out), "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
                             (int)strcspn(kfi_word(arguments->words, other), " "), kfi_word(arguments->words, other), all->of[other].ptr,
                             (all->of[other].flags & KFI_OUT) ? "outputs that are apart"
-                            : kfi_may_share(&all->of[out], &all->of[other], other) ? "the same pointer (in place) or memory apart" : "memory apart");
+                            : !kfi_may_share(&all->of[out], &all->of[other], other) ? "memory apart"
+                            : kfi_alike(&all->of[out], &all->of[other], levels) ? "the same pointer (in place) or memory apart"
+                                                                                : "the same strides in place, or memory apart");
         }
     }
     return KF_SUCCESS;

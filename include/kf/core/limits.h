@@ -5,6 +5,7 @@
 #define KF_CORE_LIMITS_H
 
 #define KFI_MAX_TENSORS 24     /* arguments: inputs, outputs, seed and offset of a dropout */
+#define KFI_MAX_LEVELS 3       /* sizes that a tensor has strides for */
 #define KFI_MAX_SCALARS 8      /* of an op: arguments each, none of which is held in an array of this length */
 #define KFI_MAX_ACT_SCALARS 4  /* of an activation */
 #define KFI_MAX_REDUCTIONS 16  /* of a pass over a row: 2 bits each of an int */

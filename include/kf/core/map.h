@@ -65,12 +65,13 @@ typedef struct {
     const void *scalars;
     const kf_i64 *integers; /* scalars that are whole numbers */
     const kfi_rng *rng;
+    kfi_strides strides; /* of rows */
     void *const *sum_outputs; /* NULL is skipped */
     const kfi_sum_writer *stores; /* of each, in its dtype */
     /* set by the walk */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
-    kf_i64 piece, gap, parts; /* rows in pieces: elements of one, from its end to the next one, channels of a group */
+    kf_i64 piece, parts; /* rows in pieces: elements of one, channels of a group */
     int plane, tile_size;     /* tile_size: elements of a tile */
     unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;
@@ -563,7 +564,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     shape.parts = 0;
     kf_result_t result = kfi_check_sizes(&m->name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
-    result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, NULL, &m->operands);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
     m->elements = n;
     m->stream = kfi_streams(m);
@@ -604,7 +605,7 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     const kf_i64 width = is_channel ? channels : cols;
     m->elements = is_channel ? rows * channels * cols : rows * cols;
     if (m->sums ? width == 0 : m->elements == 0) return KF_SUCCESS;
-    kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    kf_result_t result = kfi_check_operands(&m->name, &m->arguments, &shape, NULL, &m->operands);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;

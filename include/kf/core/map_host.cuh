@@ -68,7 +68,7 @@ KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **a
     kf_result_t result = kfi_check_sizes(&m.name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
     kfi_operands operands;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     return kfi_launch_each(m, m.kernels, n, operands.bits % 16 == 0, e, 0, args, stream);
 }
@@ -90,7 +90,7 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     const kf_i64 n = rows * cols * (is_channel ? channels : 1);
     if (n == 0) return KF_SUCCESS;
     kfi_operands operands;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool plane = is_channel && cols > 1;
     if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
@@ -202,7 +202,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     s->count = is_channel ? channels : cols;
     if (s->count == 0) return KF_SUCCESS;
     kfi_operands operands;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool wanted = kfi_sums_wanted(s, m.runs, m.sums);
     const size_t needed = kfi_map_workspace(rows, channels, cols, is_channel, m.size, m.threads, m.sums, m.acc_size);

@@ -33,15 +33,17 @@ struct kfi_reduce {
 };
 
 #ifdef KFI_DEVICE_PASS
-// Where a thread is. Its vectors begin at start + i * step for i < loops; they have `left` elements, the last one `last`.
+// Where a thread is. It has `loops` vectors, which have `left` elements, the last one `last`.
 struct kfi_reduce_at {
-    kf_i64 start, step, loops, full; // full: how many of them are whole vectors
+    kf_i64 start, step;              // of the first tensor: a kfi_reduce_walk
+    kf_i64 outer, row, column;       // where its first one is, row along the axis (flat: column is)
+    kf_i64 loops, full;              // full: how many of them are whole vectors
     kf_i64 counted;                  // how many are added up as they are: all, or (flat) the whole ones
     kf_i64 result;                   // the first of its `results` results
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
-template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g)
+template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
@@ -51,11 +53,13 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
     const kf_i64 o = (kf_i64)(rest / g.parts) * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
     const kf_i64 begin = (kf_i64)at.part * g.length, end = begin + g.length < g.axis ? begin + g.length : g.axis;
     if (o >= g.outer) return at;
+    at.outer = o;
     if (g.flat) {
         const kf_i64 first = begin + x * vec;
         at.step = vec << g.x;
         at.loops = first < end ? (end - first - 1 >> (g.x + log)) + 1 : 0;
-        at.start = o * g.axis + first;
+        at.column = first;
+        at.start = o * p.outer + first;
         at.left = vec;
         at.last = at.loops > 0 && end - first - (at.loops - 1) * at.step < vec ? (int)(end - first - (at.loops - 1) * at.step) : vec;
         at.result = o;
@@ -64,9 +68,11 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
     } else {
         const kf_i64 column = (((kf_i64)tile << g.x) + x) * vec, row = begin + y, room = g.inner - column;
         at.left = at.last = room < vec ? (room < 0 ? 0 : (int)room) : vec;
-        at.step = g.inner << g.y;
         at.loops = at.left > 0 && row < end ? (end - row - 1 >> g.y) + 1 : 0;
-        at.start = (o * g.axis + row) * g.inner + column;
+        at.row = row;
+        at.step = p.row << g.y;
+        at.start = o * p.outer + row * p.row + column;
+        at.column = column;
         at.result = o * g.inner + column;
         at.results = at.left;
         at.writes = y == 0;
@@ -74,6 +80,16 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
     at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
     at.counted = g.flat ? at.full : at.loops; // columns are added up each by itself: what is behind the last one is not stored
     return at;
+}
+// And in a tensor: its vectors begin at start + i * step for i < loops.
+struct kfi_reduce_walk {
+    kf_i64 start, step;
+};
+template <int vec> KFI_DEVICE kfi_reduce_walk kfi_reduce_begin(const kfi_reduce &g, const kfi_reduce_at &at, const kfi_pitch &p)
+{
+    const kf_i64 start = at.outer * p.outer + at.column;
+    if (g.flat) return {start, vec << g.x};
+    return {start + at.row * p.row, p.row << g.y};
 }
 KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, kf_i64 i) { return i + 1 < at.loops ? at.left : i < at.loops ? at.last : 0; }
 template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_load(void *dst, const void *src, int left)
@@ -88,15 +104,15 @@ template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *d
 }
 // The vectors i to i + ahead, all on their way before the first is looked at.
 template <int size, int vec, int whole, int ahead>
-KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_at &at, kf_i64 i)
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_walk &p, const kfi_reduce_at &at, kf_i64 i)
 {
-    const char *const first = (const char *)from + at.start * size;
+    const char *const first = (const char *)from + p.start * size;
     if (whole && i + ahead <= at.full) {
 #pragma unroll
-        for (int u = 0; u < ahead; ++u) kfi_copy<size * vec>((char *)to + u * size * vec, first + (i + u) * at.step * size);
+        for (int u = 0; u < ahead; ++u) kfi_copy<size * vec>((char *)to + u * size * vec, first + (i + u) * p.step * size);
     } else {
 #pragma unroll
-        for (int u = 0; u < ahead; ++u) kfi_reduce_load<size, vec, whole>((char *)to + u * size * vec, first + (i + u) * at.step * size, kfi_reduce_left(at, i + u));
+        for (int u = 0; u < ahead; ++u) kfi_reduce_load<size, vec, whole>((char *)to + u * size * vec, first + (i + u) * p.step * size, kfi_reduce_left(at, i + u));
     }
 }
 // One of each of a thread's results, from a tensor that has as many; NULL is not read.
@@ -242,25 +258,27 @@ KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_r
     return kfi_launch(&m.name, m.kernels[whole ? 0 : 1], dim3((unsigned)blocks), (unsigned)threads, args, stream);
 }
 
-// args: the kernel's, of which g is one.
-KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner, kfi_reduce *g, void **args, void *workspace,
-                                 size_t workspace_bytes, cudaStream_t stream)
+// args: the kernel's, of which g and those of pitches are some.
+KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner, const kfi_strides &strides, kfi_pitch *pitches,
+                                 kfi_reduce *g, void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     const kf_i64 sizes[] = {outer, axis, inner};
     kf_result_t result = kfi_check_sizes(&m.name, "outer axis inner", sizes, 3);
+    kfi_operands operands;
+    const kfi_levels levels = kfi_make_axis(outer, axis, inner);
+    if (result == KF_SUCCESS) result = kfi_check_axis(&m.name, &m.arguments, &strides, &levels, inner == 1, &operands);
     if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
     if (axis == 0 && m.refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
     const kfi_shape shape = {outer * inner, 0, axis, 0};
-    kfi_operands operands;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
-    const kf_i64 row = inner > 1 ? inner : outer > 1 ? axis : m.vec;
-    const bool whole = operands.bits % 16 == 0 && row % m.vec == 0;
+    for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
+    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0;
     g->partial = workspace;
     g->done = needed ? (char *)workspace + (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size : nullptr;
     for (int pass = 0; needed && pass < m.passes; ++pass) {
@@ -278,8 +296,10 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
         g->tiles = (unsigned)kfi_ceil(kfi_ceil(plan.results, m.vec), (kf_i64)1 << g->x);
         g->parts = 1;
         g->stage = 2 * pass + 1;
+        for (int i = 0; i < operands.count; ++i) pitches[i].row = plan.results; // what it reads is dense, and one outer
         result = kfi_reduce_launch(m, *g, false, args, stream);
         *g = own;
+        for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
         if (result != KF_SUCCESS) return result;
     }
     if (needed && !m.bwd) return KF_SUCCESS; // the last that joined parts has written the results

@@ -25,6 +25,7 @@ typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     const void *scalars;
+    kfi_strides strides;
     const unsigned char *codes; /* how the reductions of all passes are joined: 0 sum, 1 max, 2 min, 3 prod */
     const unsigned char *counts; /* reductions of each pass */
     int passes, most, all, acc_size, bwd;
@@ -36,9 +37,9 @@ typedef struct {
     char *partial, *done; /* partial[reduction of the pass][part][result], done[reduction][result] */
 } kfi_cpu_reduce;
 
-/* A part of a unit: strips from `start` on, `step` elements apart, of `lanes` elements, the last one of `last`. */
+/* A part of a unit: strips from place `begin` of the axis on, m->down places each, of `lanes` elements, the last one of `last`. */
 typedef struct {
-    kf_i64 start, step, strips, result, part;
+    kf_i64 outer, begin, column, strips, result, part;
     int lanes, last, width; /* width: results */
 } kfi_unit;
 
@@ -46,13 +47,13 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
 {
     kfi_unit u;
     const kf_i64 unit = i / m->parts, o = unit / m->strips, column = (unit - o * m->strips) * KFI_STRIP;
-    kf_i64 begin, rows;
+    kf_i64 rows;
     u.part = i - unit * m->parts;
-    begin = u.part * m->length;
-    rows = begin + m->length < m->axis ? m->length : m->axis - begin;
+    u.outer = o;
+    u.column = column;
+    u.begin = u.part * m->length;
+    rows = u.begin + m->length < m->axis ? m->length : m->axis - u.begin;
     u.width = (int)(m->inner - column < KFI_STRIP ? m->inner - column : KFI_STRIP);
-    u.start = (o * m->axis + begin) * m->inner + column;
-    u.step = m->down * m->inner;
     u.strips = (rows + m->down - 1) / m->down;
     u.lanes = m->down * u.width;
     u.last = rows % m->down ? (int)(rows % m->down) * u.width : u.lanes;
@@ -117,11 +118,36 @@ KFI_REDUCE_JOIN(max, f64, double)
 KFI_REDUCE_JOIN(min, f32, float)
 KFI_REDUCE_JOIN(min, f64, double)
 
-/* A strip of a tensor: where it stands, or, where that would be read beyond its end, copied. */
-KFI_INLINE const void *kfi_reduce_strip(const kfi_cpu_reduce *m, void *tile, const void *tensor, kf_i64 at, int lanes, int size)
+/* Strip i of tensor `operand`: its first element, and whether it lies side by side. */
+KFI_INLINE kf_i64 kfi_reduce_at(const kfi_cpu_reduce *m, const kfi_unit *u, int operand, kf_i64 i)
 {
+    const kfi_pitch *p = &m->operands.of[operand].at;
+    return u->outer * p->outer + (u->begin + i * m->down) * p->row + u->column;
+}
+KFI_INLINE int kfi_reduce_dense(const kfi_cpu_reduce *m, int operand) { return m->down == 1 || m->operands.of[operand].at.row == m->inner; }
+/* To read: where it stands, or, where that would be read beyond its end or what lies between rows, copied. */
+KFI_INLINE const void *kfi_reduce_strip(const kfi_cpu_reduce *m, const kfi_unit *u, void *tile, const void *tensor, int operand, kf_i64 i, int lanes, int size)
+{
+    const kf_i64 at = kfi_reduce_at(m, u, operand, i), extent = m->operands.of[operand].extent;
     const char *const from = (const char *)tensor + at * size;
-    return at + KFI_STRIP <= m->total ? from : kfi_tail(tile, from, lanes, size);
+    if (kfi_reduce_dense(m, operand)) return lanes == KFI_STRIP || (extent == m->total && at + KFI_STRIP <= extent) ? from : kfi_tail(tile, from, lanes, size);
+    memset(tile, 0, (size_t)(KFI_STRIP * size));
+    for (int j = 0; j < lanes; j += u->width)
+        memcpy((char *)tile + j * size, from + j / u->width * m->operands.of[operand].at.row * size, (size_t)(u->width * size));
+    return tile;
+}
+/* To write: where it stands, or a tile, which is then stored. */
+KFI_INLINE void *kfi_reduce_to(const kfi_cpu_reduce *m, const kfi_unit *u, void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
+{
+    const int there = tensor && lanes == KFI_STRIP && kfi_reduce_dense(m, operand);
+    return there ? (char *)tensor + kfi_reduce_at(m, u, operand, i) * size : (char *)tile;
+}
+KFI_HOST void kfi_reduce_store(const kfi_cpu_reduce *m, const kfi_unit *u, const void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
+{
+    char *const to = (char *)tensor + kfi_reduce_at(m, u, operand, i) * size;
+    const int run = kfi_reduce_dense(m, operand) ? lanes : u->width;
+    for (int j = 0; j < lanes; j += run)
+        memcpy(to + j / run * m->operands.of[operand].at.row * size, (const char *)tile + j * size, (size_t)(run * size));
 }
 
 KFI_HOST void kfi_reduce_plan(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner)
@@ -161,16 +187,18 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
 {
     const kf_i64 sizes[] = {outer, axis, inner};
     kf_result_t result = kfi_check_sizes(&m->name, "outer axis inner", sizes, 3);
+    const kfi_levels levels = kfi_make_axis(outer, axis, inner);
     kfi_shape shape;
     size_t needed;
     int first = 0;
+    if (result == KF_SUCCESS) result = kfi_check_axis(&m->name, &m->arguments, &m->strides, &levels, inner == 1, &m->operands);
     if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m->bwd)) return result;
     if (axis == 0 && m->refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m->name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
     shape.rows = outer * inner;
     shape.channels = 0;
     shape.cols = axis;
     shape.parts = 0;
-    result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, &levels, &m->operands);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
     needed = m->passes ? kfi_cpu_reduce_workspace(outer, axis, inner, m->most, m->all, m->acc_size) : 0;
     result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, needed);

@@ -15,6 +15,7 @@
 
 #include "kf/core/map.cuh"
 #include "kf/core/math.cuh"
+#include "kf/core/pitch.h"
 
 // Of [outer, length, groups, channels, inner] a row is a group's of a batch: `length` pieces of channels * inner elements, the other groups'
 // between two of them. (A channel's of [outer, channels, inner] is one of [1, outer, channels, 1, inner].) A gradient for channels is added up by teams, of a row's warps or of fewer threads than that: a team has some
@@ -22,7 +23,6 @@
 // across channels.
 struct kfi_pieces {
     kfi_divisor piece, inner; // elements of a piece, and of a channel in it
-    kf_i64 gap;               // elements between two pieces
     kf_i64 parts;             // channels of a group
     kf_i64 units, slices;     // of a channel
     kfi_divisor vectors;      // of a channel in a piece
@@ -32,6 +32,7 @@ struct kfi_pieces {
     int across;
     int wide;                 // lanes of a team that lie along channels
     int several;              // pieces of a row
+    int gaps;                 // some tensor's lie apart: one branch for all tensors, two would be registers for each element
 };
 #define KFI_SLICE 256 // units of a slice
 
@@ -432,12 +433,25 @@ KFI_DEVICE int kfi_piece_again(int first, const kfi_line &g)
     }
 KFI_LINE_STORED(kf_f16, f16)
 KFI_LINE_STORED(kf_bf16, bf16)
-// Rows in pieces. The first element of a row, and where in it a column is.
-KFI_DEVICE kf_i64 kfi_piece_row(const kfi_groups &g, kf_i64 row)
+// The first element of a row.
+KFI_DEVICE kf_i64 kfi_row_row(kf_i64 row, const kfi_pitch &p) { return row * p.row; }
+KFI_DEVICE kf_i64 kfi_plane_row(kf_i64 row, const kfi_pitch &p, const kfi_line &g)
 {
-    const kf_i64 group = row - kfi_divide(row, g.line.channels) * (kf_i64)g.line.channels.d;
-    return (row - group) * g.line.cols + group * (kf_i64)g.in.piece.d;
+    kf_i64 at = row * p.row;
+    if (p.outer) at += kfi_divide(row, g.channels) * p.outer; // not where all is dense: the same of all threads
+    return at;
 }
+KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_line &g)
+{
+    kf_i64 at = row * p.row;
+    if (p.head | p.outer) {
+        const kf_i64 head = kfi_divide(row, g.queries);
+        at += head * p.head + kfi_divide(head, g.channels) * p.outer;
+    }
+    return at;
+}
+// Rows in pieces, and where in one a column is.
+KFI_DEVICE kf_i64 kfi_piece_row(kf_i64 row, const kfi_pitch &p, const kfi_line &g) { return kfi_plane_row(row, p, g); }
 // What is held is short: 2 instructions, not 12. (Such a multiplier is exact for numerators below 2^31.)
 template <int held> KFI_DEVICE kf_i64 kfi_piece_divide(kf_i64 n, const kfi_divisor &d)
 {
@@ -445,9 +459,9 @@ template <int held> KFI_DEVICE kf_i64 kfi_piece_divide(kf_i64 n, const kfi_divis
     const unsigned word = (unsigned)n, multiplier = (unsigned)(d.multiplier >> 32) + 1;
     return (kf_i64)(((unsigned)((unsigned long long)word * multiplier >> 32) >> d.shift) | (word & (unsigned)d.one));
 }
-template <int held> KFI_DEVICE kf_i64 kfi_piece_at(const kfi_groups &g, kf_i64 column)
+template <int held> KFI_DEVICE kf_i64 kfi_piece_at(const kfi_groups &g, kf_i64 gap, kf_i64 column)
 {
-    return g.in.gap ? column + kfi_piece_divide<held>(column, g.in.piece) * g.in.gap : column;
+    return g.in.gaps ? column + kfi_piece_divide<held>(column, g.in.piece) * gap : column;
 }
 // From one column to the next without a division: where it is and how many from there on are in the piece; or the channel of the group
 // and how many are of it.
@@ -456,16 +470,16 @@ struct kfi_along {
     int room; // at most 2^30, more than a vector
 };
 KFI_DEVICE int kfi_to_int(kf_i64 n) { return n < 1 << 30 ? (int)n : 1 << 30; }
-template <int held> KFI_DEVICE kfi_along kfi_piece_along(const kfi_groups &g, kf_i64 column)
+template <int held> KFI_DEVICE kfi_along kfi_piece_along(const kfi_groups &g, kf_i64 gap, kf_i64 column)
 {
     const kf_i64 piece = kfi_piece_divide<held>(column, g.in.piece);
-    return {column + piece * g.in.gap, kfi_to_int((piece + 1) * (kf_i64)g.in.piece.d - column)};
+    return {column + piece * gap, kfi_to_int((piece + 1) * (kf_i64)g.in.piece.d - column)};
 }
-KFI_DEVICE void kfi_piece_next(const kfi_groups &g, kfi_along *p)
+KFI_DEVICE void kfi_piece_next(const kfi_groups &g, kf_i64 gap, kfi_along *p)
 {
     ++p->at;
     if (--p->room == 0) {
-        p->at += g.in.gap;
+        p->at += gap;
         p->room = kfi_to_int((kf_i64)g.in.piece.d);
     }
 }
@@ -485,48 +499,48 @@ KFI_DEVICE void kfi_channel_next(const kfi_groups &g, kfi_along *p)
 // As kfi_line_load and the others; src, dst: the row's first element. whole: pieces hold whole vectors, of one channel and the next one, or
 // (across) of one each.
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 column, kf_i64 left, const kfi_groups &g)
+KFI_DEVICE void kfi_piece_load(void *dst, const void *src, kf_i64 gap, kf_i64 column, kf_i64 left, const kfi_groups &g)
 {
     const char(*const row)[size] = (const char(*)[size])src;
-    if (whole || !g.in.gap) {
-        kfi_line_load<size, vec, whole>(dst, row + kfi_piece_at<held>(g, column), left);
+    if (whole || !g.in.gaps) {
+        kfi_line_load<size, vec, whole>(dst, row + kfi_piece_at<held>(g, gap, column), left);
     } else {
         const unsigned long long zero = 0;
-        kfi_along p = kfi_piece_along<held>(g, column);
+        kfi_along p = kfi_piece_along<held>(g, gap, column);
 #pragma unroll
-        for (int e = 0; e < vec; ++e, kfi_piece_next(g, &p))
+        for (int e = 0; e < vec; ++e, kfi_piece_next(g, gap, &p))
             kfi_copy<size>((char *)dst + e * size, e < left ? (const char *)(row + p.at) : (const char *)&zero);
     }
 }
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 column, const void *src, kf_i64 left, const kfi_groups &g)
+KFI_DEVICE void kfi_piece_store(void *dst, kf_i64 gap, kf_i64 column, const void *src, kf_i64 left, const kfi_groups &g)
 {
     char(*const row)[size] = (char(*)[size])dst;
-    if (whole || !g.in.gap) {
-        kfi_line_store<size, vec, whole>(row + kfi_piece_at<held>(g, column), src, left);
+    if (whole || !g.in.gaps) {
+        kfi_line_store<size, vec, whole>(row + kfi_piece_at<held>(g, gap, column), src, left);
     } else {
-        kfi_along p = kfi_piece_along<held>(g, column);
+        kfi_along p = kfi_piece_along<held>(g, gap, column);
 #pragma unroll
-        for (int e = 0; e < vec; ++e, kfi_piece_next(g, &p))
+        for (int e = 0; e < vec; ++e, kfi_piece_next(g, gap, &p))
             if (e < left) kfi_copy<size>((char *)(row + p.at), (const char *)src + e * size);
     }
 }
 template <int size, int vec, int held>
-KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, int first, int step, int space, const kfi_groups &g)
+KFI_DEVICE void kfi_piece_ahead(char *slot, const void *src, kf_i64 gap, int first, int step, int space, const kfi_groups &g)
 {
 #pragma unroll
     for (int s = 0; s < held; ++s)
-        kfi_line_ahead<size, vec, 1>(slot + s * (size * vec < 16 ? 16 : size * vec), (const char(*)[size])src + kfi_piece_at<held>(g, first + s * step), 0,
+        kfi_line_ahead<size, vec, 1>(slot + s * (size * vec < 16 ? 16 : size * vec), (const char(*)[size])src + kfi_piece_at<held>(g, gap, first + s * step), 0,
                                      space - s * step);
 }
 template <int size, int vec, int whole, int held>
-KFI_DEVICE void kfi_piece_hold(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_groups &g)
+KFI_DEVICE void kfi_piece_hold(void *dst, bool ringed, const char *slot, const void *src, kf_i64 gap, int first, int step, int room, const kfi_groups &g)
 {
 #pragma unroll
     for (int s = 0; s < held; ++s) {
         void *const to = (char *)dst + s * size * vec;
         if (ringed) kfi_line_take<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec), room - s * step);
-        else kfi_piece_load<size, vec, whole, held>(to, src, first + s * step, room - s * step, g);
+        else kfi_piece_load<size, vec, whole, held>(to, src, gap, first + s * step, room - s * step, g);
     }
 }
 // A thread's place in its team, and what it has of an item.
@@ -782,11 +796,10 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
 // Of each gradient a value for each channel and slice of it. As many channels and slices as the shape has, whatever the schedule is.
 KF_FN KFI_SMALL void kfi_make_pieces(kfi_pieces *in, const kf_i64 *sizes, int vec)
 {
-    const kf_i64 length = sizes[1], groups = sizes[2], inner = sizes[4];
+    const kf_i64 length = sizes[1], inner = sizes[4];
     in->parts = sizes[3];
     in->piece = kfi_make_divisor(in->parts * inner);
     in->inner = kfi_make_divisor(inner);
-    in->gap = length > 1 ? (groups - 1) * in->parts * inner : 0;
     in->several = length > 1;
     in->across = inner == 1;
     in->even = inner % vec == 0;
@@ -814,20 +827,24 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
-KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, kfi_line *g, void **args, kfi_sums *s,
-                                        const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+// pitches: of each tensor, kernel arguments that are set here as g is.
+KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_line *g, void **args,
+                              kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_shape shape;
     kf_i64 pieces[5] = {0, 0, 0, 0, 0};
     kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, pieces);
+    if (result != KF_SUCCESS) return result;
+    kfi_operands operands;
+    const kfi_levels levels = kfi_make_levels(m.layout, sizes);
+    result = kfi_check_strides(&m.name, &m.arguments, &strides, &levels, &operands);
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols, rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
     const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // or channels: rows are in pieces
     const kf_i64 summed = groups ? channels * shape.parts : channels; // where planes or groups are
     if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
-    kfi_operands operands;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &operands);
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const int sums = m.sums + m.plane_sums;
     const bool wanted = kfi_sums_wanted(s, m.runs, sums);
@@ -841,7 +858,12 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, k
     int threads;
     const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, kfi_line_reach(), &threads);
     const bool narrow = groups && pieces[4] > 1 && pieces[4] < m.vec; // a vector may touch more than two channels
-    const bool whole = operands.bits % 16 == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
+    if (groups) in->gaps = 0;
+    for (int i = 0; i < operands.count; ++i) {
+        pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
+        if (groups && strides.fields[i] != ' ') in->gaps |= pitches[i].gap != 0;
+    }
+    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
     const bool walk = m.sums || found + 1 == m.holds;
     const kf_i64 parts = walk ? kfi_line_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;

@@ -71,8 +71,9 @@ KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
 KFI_HOST int kfi_row_streams(const kfi_cpu_map *m, int operand, int size)
 {
     const void *ptr = m->operands.of[operand].ptr;
+    const kfi_operand *o = &m->operands.of[operand];
     int streams = KFI_STREAMS && ptr && m->elements >= KF_STREAM_MIN / size && (uintptr_t)ptr % KFI_LINE == 0 && m->cols * size % KFI_LINE == 0;
-    streams &= m->gap == 0;
+    streams &= o->at.gap == 0 && ((o->at.row | o->at.head | o->at.outer) * size) % KFI_LINE == 0;
     for (int k = 0; k < operand; ++k) streams &= m->operands.of[k].ptr != ptr;
     return streams;
 }
@@ -108,11 +109,23 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
 /* n / d of numbers from 0 on: by a division of 32 bits where they suffice. */
 KFI_INLINE kf_i64 kfi_quotient(kf_i64 n, kf_i64 d) { return (n | d) >> 32 ? n / d : (kf_i64)((uint32_t)n / (uint32_t)d); }
 KFI_INLINE kf_i64 kfi_rest(kf_i64 n, kf_i64 d) { return n - kfi_quotient(n, d) * d; }
-/* Rows in pieces: where column i of a row is, behind its first element, and whether `count` columns from there on lie side by side. */
-KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 i) { return m->gap ? i + kfi_quotient(i, m->piece) * m->gap : i; }
+/* The first element of a row of tensor `operand`. */
+KFI_INLINE kf_i64 kfi_row_at(const kfi_cpu_map *m, int operand, kf_i64 row)
+{
+    const kfi_pitch *p = &m->operands.of[operand].at;
+    kf_i64 at = row * p->row;
+    if (p->head | p->outer) {
+        const kf_i64 head = kfi_quotient(row, m->queries);
+        at += head * p->head + kfi_quotient(head, m->channels) * p->outer;
+    }
+    return at;
+}
+/* Rows in pieces, `gap` elements between two of them: where column i of a row is, behind its first element, and whether `count` columns from
+   there on lie side by side. */
+KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i) { return gap ? i + kfi_quotient(i, m->piece) * gap : i; }
 /* Columns from i on that lie side by side: what is left of the piece, or `count` where a row is one. */
-KFI_INLINE kf_i64 kfi_piece_room(const kfi_cpu_map *m, kf_i64 i, int count) { return m->gap ? m->piece - kfi_rest(i, m->piece) : count; }
-KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 i, int count) { return kfi_piece_room(m, i, count) >= count; }
+KFI_INLINE kf_i64 kfi_piece_room(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return gap ? m->piece - kfi_rest(i, m->piece) : count; }
+KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return kfi_piece_room(m, gap, i, count) >= count; }
 /* A piece or a part of one, which may be short: without a call for each, where its length allows. */
 KFI_INLINE void kfi_piece_copy(char *to, const char *from, kf_i64 bytes)
 {
@@ -129,26 +142,27 @@ KFI_INLINE void kfi_piece_copy(char *to, const char *from, kf_i64 bytes)
 #endif
 /* The first columns of a row in short pieces, as its first pass copied them: the other passes read them side by side. */
 typedef struct {
-    kf_i64 start, columns, room; /* room: bytes */
+    kf_i64 row, columns, room, gap; /* room: bytes; gap: of the tensor */
     char *bytes;
 } kfi_gathered;
-KFI_INLINE kfi_gathered kfi_gather(char *bytes, size_t room)
+KFI_INLINE kfi_gathered kfi_gather(const kfi_cpu_map *m, int operand, char *bytes, size_t room)
 {
     kfi_gathered none;
-    none.start = -1;
+    none.row = -1;
+    none.gap = m->operands.of[operand].at.gap;
     none.columns = 0;
     none.room = (kf_i64)room;
     none.bytes = bytes;
     return none;
 }
-/* `count` columns from i on of the row that begins at element `start`: where they are, or, those that are no strip side by side, a copy. */
-KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 start, kf_i64 i, int count, int size)
+/* `count` columns from i on of a row, which begins at `from`: where they are, or, those that are no strip side by side, a copy. */
+KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 row, kf_i64 i, int count, int size)
 {
     if (!from) return NULL;
-    if (g->start != start) g->columns = 0;
-    g->start = start;
+    if (g->row != row) g->columns = 0;
+    g->row = row;
     if (i + KFI_STRIP <= g->columns) return g->bytes + i * size;
-    kf_i64 at = start + kfi_piece_at(m, i), room = kfi_piece_room(m, i, count);
+    kf_i64 at = kfi_piece_at(m, g->gap, i), room = kfi_piece_room(m, g->gap, i, count);
     if (count < KFI_STRIP) memset(tile, 0, (size_t)(KFI_STRIP * size));
     else if (room >= count) return (const char *)from + at * size;
     else if (i == g->columns && (i + KFI_STRIP) * size <= g->room) {
@@ -157,19 +171,19 @@ KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void 
     }
     for (int j = 0, run; j < count; j += run, room = m->piece) {
         run = room < count - j ? (int)room : count - j;
-        KFI_PREFETCH((uintptr_t)from + (uintptr_t)((at + KFI_PIECES_AHEAD * (m->piece + m->gap)) * size));
+        KFI_PREFETCH((uintptr_t)from + (uintptr_t)((at + KFI_PIECES_AHEAD * (m->piece + g->gap)) * size));
         kfi_piece_copy((char *)tile + j * size, (const char *)from + at * size, run * size);
-        at += run + m->gap;
+        at += run + g->gap;
     }
     return tile;
 }
-KFI_HOST void kfi_piece_scatter(const kfi_cpu_map *m, void *to, const void *tile, kf_i64 start, kf_i64 i, int count, int size)
+KFI_HOST void kfi_piece_scatter(const kfi_cpu_map *m, kf_i64 gap, void *to, const void *tile, kf_i64 i, int count, int size)
 {
-    kf_i64 at = start + kfi_piece_at(m, i), room = kfi_piece_room(m, i, count);
+    kf_i64 at = kfi_piece_at(m, gap, i), room = kfi_piece_room(m, gap, i, count);
     for (int j = 0, run; j < count; j += run, room = m->piece) {
         run = room < count - j ? (int)room : count - j;
         kfi_piece_copy((char *)to + at * size, (const char *)tile + j * size, run * size);
-        at += run + m->gap;
+        at += run + gap;
     }
 }
 /* Columns of a row that are one channel's: known, where the next ones are mostly of it as well, without a division. */
@@ -276,6 +290,9 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     kf_i64 pieces[5] = {0, 0, 0, 0, 0};
     kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape, pieces);
     if (result != KF_SUCCESS) return result;
+    const kfi_levels levels = kfi_make_levels(layout, sizes);
+    result = kfi_check_strides(&m->name, &m->arguments, &m->strides, &levels, &m->operands);
+    if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols;
     const int groups = layout >= KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
     const kf_i64 summed = groups ? channels * shape.parts : channels; /* where each plane, or each channel of a group, leaves a value */
@@ -288,12 +305,12 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
         m->parts = shape.parts;
         m->inner = pieces[4];
         m->piece = m->parts * m->inner;
-        m->gap = pieces[1] > 1 ? (channels - 1) * m->piece : 0;
     }
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
     if (!m->sums ? nothing : planes ? summed == 0 : cols == 0 && !per_row) return KF_SUCCESS;
-    result = kfi_check_operands(&m->name, &m->arguments, &shape, &m->operands);
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, &levels, &m->operands);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
+    for (int i = 0; i < m->operands.count; ++i) m->operands.of[i].at = kfi_make_pitch(layout, &levels, m->operands.of[i].apart);
     int wanted = 0;
     for (int k = 0; k < m->sums && !wanted; ++k) wanted = m->sum_outputs[k] != NULL;
     const size_t needed = !m->sums ? 0 : planes ? kfi_cpu_plane_workspace(outer, summed, 1, m->sums, m->acc_size)

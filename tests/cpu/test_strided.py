@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that lie apart, in C: the same bits as of dense tensors, and nothing between the rows is written."""
+
+import checks
+import faults
+import kflib
+import numeric
+import pytest
+import strided
+from conftest import BUILD
+
+
+@pytest.fixture
+def lib(request):
+    return numeric.build_cpu(request.param, BUILD)
+
+
+# file, text, what stands there instead, functions: each is right for dense tensors.
+BROKEN = {
+    "rows of heads as if they were dense": ("kf/core/row.h", r"head \* p->head", "0 * head", ("kf_cpu_scale_causal_softmax_f32",)),
+    "segments as if they were dense": ("kf/core/row.h", r"none\.gap = m->operands\.of\[operand\]\.at\.gap", "none.gap = m->operands.of[0].at.gap",
+                                       ("kf_cpu_group_norm_bwd_f32",)),
+    "strips side by side": ("kf/core/reduce.h", r"m->operands\.of\[operand\]\.at\.row == m->inner", "1", ("kf_cpu_sum_f32",)),
+    "what lies between rows is written": ("kf/core/reduce.h", r"const int run = .*? : u->width;", "const int run = lanes;", ("kf_cpu_sum_bwd_f32",)),
+}
+
+
+@pytest.mark.parametrize("what", faults.some(BROKEN))
+def test_seeded_fault(include, tmp_path, what):
+    file, text, instead, names = BROKEN[what]
+    functions = faults.named(names, "cpu")
+    broken = kflib.build("cpu", functions, tmp_path / "lib", include=faults.plant(include, tmp_path, file, text, instead))
+    with pytest.raises(checks.Failure):
+        for f in functions:
+            for sizes in strided.shapes(f):
+                strided.same(broken, checks.CpuMemory(), f, sizes)
+
+
+@numeric.each_on_cpu([f for f in numeric.of_gate(numeric.FUNCTIONS) if strided.laid(f)])
+def test_strided(lib, f):
+    for sizes in strided.shapes(f):
+        strided.same(lib, checks.CpuMemory(), f, sizes)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that lie apart, in the emulation: the same bits as of dense tensors, and nothing between the rows is written."""
+
+import cases
+import checks
+import emulator
+import faults
+import numeric
+import pytest
+import selection
+import strided
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+FUNCTIONS = [f for f in numeric.GATE if strided.laid(f)]
+if cases.LEVEL == 1:
+    FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll", f["dtypes"][0])], FUNCTIONS)
+
+
+@pytest.fixture(scope="session")
+def lib():
+    return emulator.build(numeric.GATE, BUILD / "emu")
+
+
+# file, text, what stands there instead, functions: each is right for dense tensors.
+SEEDED = {
+    "rows of heads as if they were dense": ("kf/core/row.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
+    "batches of planes as if they were dense": ("kf/core/row.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
+    "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = o \* p\.outer \+ first", "at.start = o * g.axis + first", ("kf_sum_f32",)),
+    "parts are joined as the tensor lies": ("kf/core/reduce.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
+}
+
+
+@pytest.mark.parametrize("what", faults.some(SEEDED))
+def test_seeded_fault(include, tmp_path, what):
+    file, text, instead, names = SEEDED[what]
+    functions = faults.named(names, "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, file, text, instead))
+    memory = emulator.Memory(emulator.Emulator(broken), emulator.RUNS[:1])
+    with pytest.raises(checks.Failure):
+        for f in functions:
+            for sizes in strided.shapes(f):
+                strided.same(broken, memory, f, sizes)
+
+
+@numeric.each(FUNCTIONS, "name")
+def test_strided(lib, f):
+    memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[:1])
+    for sizes in strided.shapes(f):
+        strided.same(lib, memory, f, sizes)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls whose rows lie apart, against the same call of dense tensors: not a bit may differ, and nothing between the rows may be written."""
+
+import ctypes
+import math
+
+import checks
+import numpy as np
+from storage import Failure
+
+BROADCAST = -(2**63)
+# Of a function's sizes, those that strides are of, the innermost first, and those that lie side by side.
+LEVELS = {"rows": (("rows",), ("cols",)), "planes": (("channels", "outer"), ("inner",)), "channels": (("channels", "outer"), ("inner",)),
+          "heads": (("queries", "heads", "batch"), ("keys",)), "groups": (("groups", "length", "outer"), ("channels", "inner")),
+          "axis": (("axis", "outer"), ("inner",))}
+
+
+def levels(f, sizes):
+    """(extents of the levels, innermost first; elements that lie side by side)."""
+    at = dict(zip(f["sizes"], map(int, sizes)))
+    outer, side = LEVELS[f["form"]]
+    if f["form"] == "axis" and at["inner"] == 1:
+        return (1, at["outer"]), at["axis"]
+    return tuple(at[s] for s in outer), math.prod(at[s] for s in side)
+
+
+def laid(f):
+    """The tensors of a call that have strides."""
+    return [a for a in f["arguments"] if a.get("strides")]
+
+
+def dense(given, extents, line):
+    """What each distance comes to: one that is not given is what the level below takes."""
+    found, room = [], line
+    for distance, n in zip(given, extents):
+        found.append(0 if distance == BROADCAST else distance or room)
+        room = max(room, found[-1]) if n <= 1 else found[-1] * n or room
+    return found
+
+
+def ways(f, sizes):
+    """{what is tried: {tensor: its distances}}."""
+    extents, line = levels(f, sizes)
+    flat = f["form"] == "axis" and dict(zip(f["sizes"], sizes))["inner"] == 1
+    free = [k for k in range(len(extents)) if not (flat and k == 0)]  # an axis of single elements has no distance
+    first, tensors = free[0], laid(f)
+    found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
+    for i, a in enumerate(tensors):
+        found["eight more"][a["name"]] = [line + 8 if k == first else 0 for k in range(len(extents))]
+        odd = [0] * len(extents)
+        room = line
+        for k in free:
+            odd[k] = room + 1 + 2 * (i + k) + room % 2
+            room = odd[k] * max(extents[k], 1)
+        found["odd"][a["name"]] = odd
+        if len(free) > 1:
+            turned = [0] * len(extents)
+            turned[free[1]] = line + 3
+            turned[first] = (line + 3) * max(extents[free[1]], 1)
+            turned[2:] = [(turned[first]) * max(extents[first], 1)] * (len(extents) - 2)
+            found["the levels the other way round"][a["name"]] = turned
+        if a["role"] == "in":
+            for k in free:
+                found[f"{a['strides'][k]} everywhere the same"] = {a["name"]: [BROADCAST if j == k else 0 for j in range(len(extents))]}
+    return {what: given for what, given in found.items() if given}
+
+
+class Call:
+    """A checks.Layout whose tensors are moved apart. share: an output that lies where an input does."""
+
+    def __init__(self, layout, given, share=()):
+        f = layout.f
+        self.layout, self.f, self.given_strides, self.share = layout, f, given, dict(share)
+        self.extents, self.line = levels(f, layout.sizes)
+        strides = next(a for a in f["arguments"] if a["role"] == "strides")
+        self.struct = (ctypes.c_int64 * len(strides["fields"]))()
+        self.place, self.distance, at = {}, {}, checks.GUARD
+        for name, array in layout.data.items():
+            a = layout.tensors[name]
+            elements = array.size
+            if a["strides"]:
+                numbers = given.get(name, [0] * len(self.extents))
+                for field, number in zip(a["strides"], numbers):
+                    self.struct[strides["fields"].index(field)] = number
+                self.distance[name] = dense(numbers, self.extents, self.line)
+                elements = self.line + sum(d * (n - 1) for d, n in zip(self.distance[name], self.extents)) if array.size else 0
+            if name in self.share:
+                self.place[name] = self.place[self.share[name]]
+                continue
+            self.place[name] = -(-at // 64) * 64
+            at = self.place[name] + elements * array.itemsize + checks.GUARD
+        self.workspace, self.state = -(-at // 64) * 64, -(-(at + layout.workspace + checks.GUARD + 64) // 64) * 64
+        self.image = checks.poison(self.state + 16 + checks.GUARD)
+        self.image[self.state:self.state + 16] = np.array(layout.philox, np.uint64).view(np.uint8)
+        for name, array in layout.data.items():
+            if name not in self.share:
+                self.view(self.image, name)[...] = array.reshape(self.view(self.image, name).shape)
+
+    def view(self, image, name):
+        """The tensor in an arena, as its levels, the outermost first, and what lies side by side."""
+        array = self.layout.data[name]
+        if not array.size or name not in self.distance:
+            return image[self.place[name]:self.place[name] + array.nbytes].view(array.dtype)
+        flat = image[self.place[name]:].view(np.uint8)
+        flat = flat[:flat.size // array.itemsize * array.itemsize].view(array.dtype)
+        shape = (*self.extents[::-1], self.line)
+        return np.lib.stride_tricks.as_strided(flat, shape, [d * array.itemsize for d in (*self.distance[name][::-1], 1)])
+
+    def arguments(self, base):
+        found = self.layout.given(base)
+        for name, place in self.place.items():
+            found[name] = None if found[name] is None else base + place
+        return found | {"strides": ctypes.addressof(self.struct), "state": base + self.state,
+                        "workspace": base + self.workspace if self.layout.workspace else None}
+
+    def run(self, lib, memory):
+        memory.spans = [(0, self.image.size)]
+        result, back = memory.run(self.image, lambda base: lib.call(self.f, self.arguments(base)))
+        where = f"{self.layout.where} strides={self.given_strides} in place={self.share}"
+        if result != 0:
+            raise Failure(f"{where}: returned {result} ({lib.detail})")
+        outputs = [name for name, a in self.layout.tensors.items() if a["role"] != "in"]
+        got = {name: self.view(back, name).copy() for name in outputs}
+        rest = back.copy()
+        for name in outputs:
+            self.view(rest, name)[...] = self.view(self.image, name)
+        rest[self.workspace:self.workspace + self.layout.workspace] = self.image[self.workspace:self.workspace + self.layout.workspace]
+        changed = np.flatnonzero(rest != self.image)
+        if changed.size:
+            raise Failure(f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
+        return got, where
+
+
+def same(lib, memory, f, sizes, seed=0):
+    """Every way to lie apart gives the bits of the dense call."""
+    for what, given in ways(f, sizes).items():
+        layout = checks.Layout(lib, f, sizes, seed=seed)
+        for name, numbers in given.items():  # the dense call has the same rows in every place
+            for k, number in enumerate(numbers):
+                if number == BROADCAST:
+                    extents, line = levels(f, sizes)
+                    array = layout.data[name].reshape(*extents[::-1], line)
+                    array[...] = np.take(array, [0], axis=len(extents) - 1 - k)
+                    layout.put(name, array.reshape(layout.data[name].shape))
+        result, back = memory_run(memory, layout, lambda base, layout=layout: lib.call(f, layout.given(base)))
+        assert result == 0, lib.detail
+        want = layout.outputs(back)
+        compare(*Call(layout, given).run(lib, memory), want, what)
+        for out, source in checks.in_place_pairs(f) if what in ("eight more", "odd") else ():
+            if layout.tensors[out]["strides"] and layout.tensors[source]["strides"]:
+                compare(*Call(layout, given | {out: given[source]}, [(out, source)]).run(lib, memory), want, f"{what}, in place")
+
+
+def memory_run(memory, layout, call):
+    memory.spans = layout.spans()
+    return memory.run(layout.image, call)
+
+
+def compare(got, where, want, what):
+    for name, array in want.items():
+        a, b = (v.reshape(-1).view(np.uint8).reshape(array.size, array.itemsize) for v in (np.ascontiguousarray(got[name]), array))
+        bad = np.flatnonzero((a != b).any(1))
+        if bad.size:
+            own, dense_ = got[name].reshape(-1)[bad[0]], array.reshape(-1)[bad[0]]
+            raise Failure(f"{where}: {what}: {name}[{bad[0]}] is {own!r}, of dense tensors {dense_!r} (as stored)")
+
+
+# Of every schedule: rows of whole vectors and others, short and long ones, held and read again; pieces that are vectors or not.
+SHAPES = {"rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)], "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],
+          "channels": [(3, 4, 24), (5, 3, 7), (30, 5, 1), (2, 3, 1024), (4, 2, 2051)],
+          "heads": [(2, 3, 4, 24), (2, 2, 3, 41), (2, 2, 2, 2048), (1, 2, 2, 8201)],
+          "groups": [(2, 1, 3, 4, 24), (2, 5, 3, 4, 1), (2, 9, 2, 16, 1), (2, 3, 2, 4, 6), (1, 2, 2, 2, 1024), (1, 1, 2, 3, 2731)],
+          "axis": [(5, 24, 1), (4, 301, 1), (3, 10001, 1), (3, 7, 24), (2, 60, 3), (2, 301, 33), (1, 700, 64), (2, 2500, 5)]}
+
+
+def shapes(f):
+    return SHAPES[f["form"]]
