@@ -330,8 +330,8 @@ BROKEN = {
         "kf/ops/batch_norm_train.kernels.h", r"running_mean_out\[row\]",
         "running_mean_out[row / 2]", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16",)),
     "row: a channel's two batches side by side": (
-        "kf/core/row.h", r"pieces\[1\] > 1 \?",
-        "pieces[1] > 2 ?", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_relu_bwd_bf16",)),
+        "kf/core/check.h", r"size\[1\] > 1 \? apart\[1\] - l->line",
+        "size[1] > 2 ? apart[1] - l->line", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_relu_bwd_bf16",)),
     "row: another group's weights": (
         "kf/core/row.h", r"group \* m->parts \* size",
         "0 * group * size", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_relu_bwd_bf16",)),

@@ -121,7 +121,7 @@ SEEDED = {
         "kf/ops/batch_norm_train.device.cuh", r"count - 1\.0f", "count - 0.0f",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bf16_f32"), ()),
     "a channel's first element is the first channel's": (
-        "kf/core/row.cuh", r"\+ group \* \(kf_i64\)g\.in\.piece\.d", "+ 0 * group",
+        "kf/core/row.cuh", r"\{ return kfi_plane_row\(row, p, g\); \}", "{ return kfi_plane_row(0 * row, p, g); }",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
     "another query's mask": (
         "kf/ops/scale_bool_mask_softmax.device.cuh", r"mask_a = kfi_divide\(kfi_turn,", "mask_a = kfi_divide(row,",
