@@ -21,7 +21,7 @@ def levels(f, sizes):
     outer, side = LEVELS[f["form"]]
     if f["form"] == "axis" and at["inner"] == 1:
         return (1, at["outer"]), at["axis"]
-    return tuple(at[s] for s in outer), math.prod(at[s] for s in side)
+    return tuple(at[s] for s in outer), math.prod(at[s] for s in side) // (max(at["groups"], 1) if f["form"] == "groups" else 1)
 
 
 def laid(f):
@@ -91,7 +91,7 @@ class Call:
             at = self.place[name] + elements * array.itemsize + checks.GUARD
         self.workspace, self.state = -(-at // 64) * 64, -(-(at + layout.workspace + checks.GUARD + 64) // 64) * 64
         self.image = checks.poison(self.state + 16 + checks.GUARD)
-        self.image[self.state:self.state + 16] = np.array(layout.philox, np.uint64).view(np.uint8)
+        self.image[self.state:self.state + 16] = layout.image[layout.state:layout.state + 16]
         for name, array in layout.data.items():
             if name not in self.share:
                 self.view(self.image, name)[...] = array.reshape(self.view(self.image, name).shape)
@@ -110,8 +110,8 @@ class Call:
         found = self.layout.given(base)
         for name, place in self.place.items():
             found[name] = None if found[name] is None else base + place
-        return found | {"strides": ctypes.addressof(self.struct), "state": base + self.state,
-                        "workspace": base + self.workspace if self.layout.workspace else None}
+        found |= checks.state_at(base + self.state) if self.f["state"] else {}
+        return found | {"strides": ctypes.addressof(self.struct), "workspace": base + self.workspace if self.layout.workspace else None}
 
     def run(self, lib, memory):
         memory.spans = [(0, self.image.size)]
@@ -169,7 +169,7 @@ def compare(got, where, want, what):
 SHAPES = {"rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)], "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],
           "channels": [(3, 4, 24), (5, 3, 7), (30, 5, 1), (2, 3, 1024), (4, 2, 2051)],
           "heads": [(2, 3, 4, 24), (2, 2, 3, 41), (2, 2, 2, 2048), (1, 2, 2, 8201)],
-          "groups": [(2, 1, 3, 4, 24), (2, 5, 3, 4, 1), (2, 9, 2, 16, 1), (2, 3, 2, 4, 6), (1, 2, 2, 2, 1024), (1, 1, 2, 3, 2731)],
+          "groups": [(2, 1, 3, 12, 24), (2, 5, 3, 12, 1), (2, 9, 2, 32, 1), (2, 3, 2, 8, 6), (1, 2, 2, 4, 1024), (1, 1, 2, 6, 2731)],
           "axis": [(5, 24, 1), (4, 301, 1), (3, 10001, 1), (3, 7, 24), (2, 60, 3), (2, 301, 33), (1, 700, 64), (2, 2500, 5)]}
 
 

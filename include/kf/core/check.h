@@ -143,7 +143,7 @@ KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
     l.size[0] = sizes[2];
     l.size[1] = sizes[1];
     l.size[2] = sizes[0];
-    l.line = layout == KFI_LAYOUT_HEADS ? sizes[3] : sizes[3] * sizes[4];
+    l.line = layout == KFI_LAYOUT_HEADS ? sizes[3] : sizes[2] > 0 ? sizes[3] / sizes[2] * sizes[4] : 0; /* of one group's channels */
     l.words = layout == KFI_LAYOUT_HEADS ? ". _head _batch" : ". _length _outer";
     return l;
 }

@@ -5,6 +5,7 @@
 
 #include "kf/core/host.h"
 
+#include "kf/core/launch_args.cuh"
 #include "kf/core/result.h"
 #ifdef KFI_DRIVER
 #include "kf/core/launch_driver.cuh"

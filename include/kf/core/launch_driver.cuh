@@ -60,19 +60,19 @@ KF_FN KFI_SMALL int kfi_architecture()
 }
 #define KFI_ARCHITECTURES kfi_architecture() // a loader's kernels are compiled for the device (kfi_load)
 
-KF_FN bool kfi_count_devices(int *devices) { return KF_DRIVER_CALL(cuDeviceGetCount)(devices) == CUDA_SUCCESS; }
 // False where nobody may ask, or can.
+#if CUDA_VERSION >= 12080
+KF_FN bool kfi_count_devices(int *devices) { return KF_DRIVER_CALL(cuDeviceGetCount)(devices) == CUDA_SUCCESS; }
 KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
 {
-#if CUDA_VERSION >= 12080
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     if (KF_DRIVER_CALL(cuStreamIsCapturing)(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE) return false;
     return KF_DRIVER_CALL(cuCtxGetDevice)(current) == CUDA_SUCCESS && KF_DRIVER_CALL(cuStreamGetDevice)(stream, own) == CUDA_SUCCESS;
-#else
-    (void)stream, (void)current, (void)own;
-    return false;
-#endif
 }
+#else
+KF_FN bool kfi_count_devices(int *) { return false; }
+KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
+#endif
 
 // The kernel of this name. One compiled for an earlier generation than the device's would not wait for the kernel before it, nor know of
 // clusters.

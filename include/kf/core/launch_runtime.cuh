@@ -20,19 +20,19 @@ KF_FN const char *kfi_status_text(kfi_status status) { return cudaGetErrorString
 // Whether there is no code for this device.
 KF_FN bool kfi_no_image(kfi_status status) { return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction; }
 
-KF_FN bool kfi_count_devices(int *devices) { return cudaGetDeviceCount(devices) == cudaSuccess; }
 // False where nobody may ask, or can.
+#if CUDART_VERSION >= 12080
+KF_FN bool kfi_count_devices(int *devices) { return cudaGetDeviceCount(devices) == cudaSuccess; }
 KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
 {
-#if CUDART_VERSION >= 12080
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return false;
     return cudaGetDevice(current) == cudaSuccess && cudaStreamGetDevice(stream, own) == cudaSuccess;
-#else
-    (void)stream, (void)current, (void)own;
-    return false;
-#endif
 }
+#else
+KF_FN bool kfi_count_devices(int *) { return false; }
+KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
+#endif
 
 KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c, kfi_status *status)
 {

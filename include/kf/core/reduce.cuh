@@ -35,7 +35,7 @@ struct kfi_reduce {
 #ifdef KFI_DEVICE_PASS
 // Where a thread is. It has `loops` vectors, which have `left` elements, the last one `last`.
 struct kfi_reduce_at {
-    kf_i64 start, step;              // of the first tensor: a kfi_reduce_walk
+    kf_i64 start, step;              // of the first tensor: a kfi_reduce_place
     kf_i64 outer, row, column;       // where its first one is, row along the axis (flat: column is)
     kf_i64 loops, full;              // full: how many of them are whole vectors
     kf_i64 counted;                  // how many are added up as they are: all, or (flat) the whole ones
@@ -82,10 +82,10 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
     return at;
 }
 // And in a tensor: its vectors begin at start + i * step for i < loops.
-struct kfi_reduce_walk {
+struct kfi_reduce_place {
     kf_i64 start, step;
 };
-template <int vec> KFI_DEVICE kfi_reduce_walk kfi_reduce_begin(const kfi_reduce &g, const kfi_reduce_at &at, const kfi_pitch &p)
+template <int vec> KFI_DEVICE kfi_reduce_place kfi_reduce_begin(const kfi_reduce &g, const kfi_reduce_at &at, const kfi_pitch &p)
 {
     const kf_i64 start = at.outer * p.outer + at.column;
     if (g.flat) return {start, vec << g.x};
@@ -104,7 +104,7 @@ template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *d
 }
 // The vectors i to i + ahead, all on their way before the first is looked at.
 template <int size, int vec, int whole, int ahead>
-KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_walk &p, const kfi_reduce_at &at, kf_i64 i)
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_place &p, const kfi_reduce_at &at, kf_i64 i)
 {
     const char *const first = (const char *)from + p.start * size;
     if (whole && i + ahead <= at.full) {

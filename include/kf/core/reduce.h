@@ -119,33 +119,33 @@ KFI_REDUCE_JOIN(min, f32, float)
 KFI_REDUCE_JOIN(min, f64, double)
 
 /* Strip i of tensor `operand`: its first element, and whether it lies side by side. */
-KFI_INLINE kf_i64 kfi_reduce_at(const kfi_cpu_reduce *m, const kfi_unit *u, int operand, kf_i64 i)
+KFI_INLINE kf_i64 kfi_strip_at(const kfi_cpu_reduce *m, const kfi_unit *u, int operand, kf_i64 i)
 {
     const kfi_pitch *p = &m->operands.of[operand].at;
     return u->outer * p->outer + (u->begin + i * m->down) * p->row + u->column;
 }
-KFI_INLINE int kfi_reduce_dense(const kfi_cpu_reduce *m, int operand) { return m->down == 1 || m->operands.of[operand].at.row == m->inner; }
+KFI_INLINE int kfi_strip_dense(const kfi_cpu_reduce *m, int operand) { return m->down == 1 || m->operands.of[operand].at.row == m->inner; }
 /* To read: where it stands, or, where that would be read beyond its end or what lies between rows, copied. */
 KFI_INLINE const void *kfi_reduce_strip(const kfi_cpu_reduce *m, const kfi_unit *u, void *tile, const void *tensor, int operand, kf_i64 i, int lanes, int size)
 {
-    const kf_i64 at = kfi_reduce_at(m, u, operand, i), extent = m->operands.of[operand].extent;
+    const kf_i64 at = kfi_strip_at(m, u, operand, i), extent = m->operands.of[operand].extent;
     const char *const from = (const char *)tensor + at * size;
-    if (kfi_reduce_dense(m, operand)) return lanes == KFI_STRIP || (extent == m->total && at + KFI_STRIP <= extent) ? from : kfi_tail(tile, from, lanes, size);
+    if (kfi_strip_dense(m, operand)) return lanes == KFI_STRIP || (extent == m->total && at + KFI_STRIP <= extent) ? from : kfi_tail(tile, from, lanes, size);
     memset(tile, 0, (size_t)(KFI_STRIP * size));
     for (int j = 0; j < lanes; j += u->width)
         memcpy((char *)tile + j * size, from + j / u->width * m->operands.of[operand].at.row * size, (size_t)(u->width * size));
     return tile;
 }
 /* To write: where it stands, or a tile, which is then stored. */
-KFI_INLINE void *kfi_reduce_to(const kfi_cpu_reduce *m, const kfi_unit *u, void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
+KFI_INLINE void *kfi_strip_to(const kfi_cpu_reduce *m, const kfi_unit *u, void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
 {
-    const int there = tensor && lanes == KFI_STRIP && kfi_reduce_dense(m, operand);
-    return there ? (char *)tensor + kfi_reduce_at(m, u, operand, i) * size : (char *)tile;
+    const int there = tensor && lanes == KFI_STRIP && kfi_strip_dense(m, operand);
+    return there ? (char *)tensor + kfi_strip_at(m, u, operand, i) * size : (char *)tile;
 }
-KFI_HOST void kfi_reduce_store(const kfi_cpu_reduce *m, const kfi_unit *u, const void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
+KFI_HOST void kfi_strip_store(const kfi_cpu_reduce *m, const kfi_unit *u, const void *tile, void *tensor, int operand, kf_i64 i, int lanes, int size)
 {
-    char *const to = (char *)tensor + kfi_reduce_at(m, u, operand, i) * size;
-    const int run = kfi_reduce_dense(m, operand) ? lanes : u->width;
+    char *const to = (char *)tensor + kfi_strip_at(m, u, operand, i) * size;
+    const int run = kfi_strip_dense(m, operand) ? lanes : u->width;
     for (int j = 0; j < lanes; j += run)
         memcpy(to + j / run * m->operands.of[operand].at.row * size, (const char *)tile + j * size, (size_t)(run * size));
 }
