@@ -18,7 +18,7 @@ def version():
 
 
 def _codes(header, enum):
-    body = re.search(rf"enum {enum} {{(.*?)}}", (CORE / header).read_text(), re.S)[1]
+    body = re.search(rf"enum (?:KFI_\w+ )?{enum} {{(.*?)}}", (CORE / header).read_text(), re.S)[1]
     return [(number, f"{enum} {name}") for name, number in re.findall(r"(KF_\w+) = (\d+)", body)]
 
 

@@ -64,3 +64,20 @@ def test_extern_c(include, tmp_path):
     assert "/kf/" in first, f"the first complaint is {first}"
     advice = said[said.index(first):].replace('may not have extern "C" linkage', "").replace("_", " ")  # the compiler's own words say nothing new
     assert re.search(r"outside (of )?extern .?C", advice), said[:1000]
+
+
+def test_a_result_that_nobody_looks_at(include, tmp_path):
+    """Warned of in every dialect, unless KF_NODISCARD is nothing."""
+    [source] = write(tmp_path, {"dropped.c": "#include <kf/ops/add.h>\nvoid f(float *x);\nvoid f(float *x) { kf_cpu_add_f32(x, x, x, 4); }\n"})
+    for compiler, *language in DIALECTS.values():
+        command = [compiler, *language, *WARNINGS, *flags(include), "-c", source, "-o", tmp_path / "dropped.o"]
+        assert re.search(r"unused|nodiscard", fails(command)), command
+        passes([*command, "-DKF_NODISCARD="])
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc")
+def test_a_result_that_nobody_looks_at_in_cuda(include, tmp_path):
+    [source] = write(tmp_path, {"dropped.cu": "#include <kf/ops/add.cuh>\nvoid f(float *x) { kf_add_f32(x, x, x, 4, 0); }\n"})
+    command = [NVCC, "-std=c++17", ARCH, "-Werror", "all-warnings", *flags(include), "-c", source, "-o", tmp_path / "dropped.o"]
+    assert re.search(r"nodiscard|discard", fails(command))
+    passes([*command, "-DKF_NODISCARD="])

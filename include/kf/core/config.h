@@ -21,6 +21,8 @@
    KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any
                        order, on any threads. Default: OpenMP where it is on, a plain loop otherwise. Results do not
                        depend on it.
+   KF_NODISCARD        Affects: all launchers. What tells the compiler to warn where a call's result is not looked at: its errors would be
+                       lost. Default: [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost: none.
    KF_STREAM_MIN       Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past the
                        caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and the
                        next function reads the result at once. Results do not depend on it.
@@ -44,6 +46,25 @@
 #error "kf: needs C11 or C++17: compile with -std=c11, -std=c++17 or a later one"
 #define KFI_STOP "what follows would be thousands of errors" /* a file that is missing ends the compilation */
 #include KFI_STOP
+#endif
+
+/* In C++ it is the result's type that has it: written before each launcher it would cost compile time. */
+#if defined(__cplusplus) && (__cplusplus >= 201703L || (defined(_MSVC_LANG) && _MSVC_LANG >= 201703L))
+#ifndef KF_NODISCARD
+#define KF_NODISCARD [[nodiscard]]
+#endif
+#define KFI_RESULT_TYPE KF_NODISCARD
+#define KFI_LAUNCHER
+#else
+#ifndef KF_NODISCARD
+#if defined(__GNUC__)
+#define KF_NODISCARD __attribute__((warn_unused_result))
+#else
+#define KF_NODISCARD
+#endif
+#endif
+#define KFI_RESULT_TYPE
+#define KFI_LAUNCHER KF_NODISCARD
 #endif
 
 #ifndef KF_OMP_MIN

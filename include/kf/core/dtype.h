@@ -18,8 +18,8 @@ typedef struct { uint16_t bits; } kf_bf16;
 typedef int64_t kf_i64;
 #endif
 
-/* ABI: the numbers never change. */
-enum kf_dtype_t { KF_F32 = 0, KF_F16 = 1, KF_BF16 = 2, KF_F64 = 3, KF_I32 = 4, KF_I64 = 5 };
+/* ABI: the numbers never change. KF_U8 also stands for bool: a byte, 0 or not. */
+enum kf_dtype_t { KF_F32 = 0, KF_F16 = 1, KF_BF16 = 2, KF_F64 = 3, KF_I32 = 4, KF_I64 = 5, KF_U8 = 6 };
 #ifndef __cplusplus
 typedef enum kf_dtype_t kf_dtype_t; /* C++ has the name already */
 #endif

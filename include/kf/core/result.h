@@ -12,7 +12,7 @@
 #include "kf/core/config.h"
 
 /* ABI: the numbers never change. */
-typedef enum kf_result_t {
+typedef enum KFI_RESULT_TYPE kf_result_t {
     KF_SUCCESS = 0,
     KF_ERROR_NULL_POINTER = 1,
     KF_ERROR_INVALID_SIZE = 2,
