@@ -27,6 +27,7 @@ class File:
     user: str
     functions: list
     includes: list
+    structs: list  # kernels, one for each struct of strides that functions take
 
     @property
     def stem(self):
@@ -58,7 +59,7 @@ def _functions(kernel, acts, user):
 
 def files(selection, user=None):
     """The files of a selection that have a function; for a user's spec, of what it adds to the installed launchers."""
-    found = {word: File(word, user or "", [], []) for word in DTYPE}
+    found = {word: File(word, user or "", [], [], []) for word in DTYPE}
     for op in selection.ops:
         installed = bool(user) and op.builtin
         for kernel in selection.kernels(op):
@@ -66,6 +67,8 @@ def files(selection, user=None):
             if not functions:
                 continue
             file = found[kernel.dtypes[0]]
+            if kernel.strided and all(kernel.stride_struct != other.stride_struct for f in found.values() for other in f.structs):
+                file.structs.append(kernel)
             file.functions += functions
             include = f"{names.folder(user)}/{names.stem(op.pattern)}.cuh"
             file.includes += [include] if include not in file.includes else []

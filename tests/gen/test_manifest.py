@@ -158,3 +158,20 @@ def test_in_place():
             for other in a["in_place"]:
                 assert a["role"] != "in" and tensors(f)[other]["role"] == "in" and tensors(f)[other]["shape"] == a["shape"]
     assert tensors(FUNCTIONS["kf_add_relu_f32"])["out"]["in_place"] == ["a", "b"]
+
+
+def test_strides():
+    """Of ops over rows and reductions, each tensor of elements has fields in the one struct of its op, whose order is that of both directions."""
+    structs = {}
+    for f in FUNCTIONS.values():
+        given = [a for a in f["arguments"] if a["role"] == "strides"]
+        assert len(given) == (f["family"] in ("row", "reduce")), f["name"]
+        fields = given[0]["fields"] if given else []
+        assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (given and given[0]["struct"], fields), f["name"]
+        assert len(set(fields)) == len(fields)
+        for name, a in tensors(f).items():
+            assert bool(a["strides"]) == (bool(given) and a["kind"] == "elem"), (f["name"], name)
+            at = fields.index(a["strides"][0]) if a["strides"] else 0
+            assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == name)
+    assert structs["softmax"] == ("kf_softmax_strides_t", ["x", "out", "dout", "dx"])
+    assert structs["sum"][1] == ["x", "x_outer", "dx", "dx_outer"]

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "kf/core/dtype.h"
+#include "kf/core/pitch.h"
 #include "kf/core/result.h"
 #include "kf/core/version.h"
 
