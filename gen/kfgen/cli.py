@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 
-from kfgen import docs, manifest, package, single, source, stamp
+from kfgen import aliases, docs, manifest, names, package, single, source, stamp
 from kfgen import explain as explaining
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write_all
@@ -44,6 +44,7 @@ def build_parser():
         p.add_argument(f"--{name}", default=package.DEFAULTS[name], metavar="DIR", help="where they will be installed: %(default)s")
     p = add("list", "list every public function", list_functions)
     p.add_argument("--json", action="store_true", help="the whole manifest")
+    p.add_argument("--aliases", action="store_true", help="other spellings instead: their arguments, and the function that each is")
     choose(p)
     add("check", "check every entry: names, values, edges, and each derivative against finite differences of its reference", check)
     p = add("explain", "show what a function is made from: spec entries, expressions, derivative, templates, files", explain)
@@ -79,7 +80,12 @@ def user_of(args):
 
 def list_functions(args):
     found = manifest.build(selected(args), user_of(args))
-    if args.json:
+    if args.aliases:
+        for a in found["aliases"]:
+            words = ", ".join(x["name"] if x["name"] == x["of"] else f"{x['name']} = {x['of']}" for x in a["arguments"])
+            defaults = "".join(f", {name} = {value}" for name, value in a["defaults"].items() if name not in [x["of"] for x in a["arguments"]])
+            print(f"{a['name']}({words}{defaults}): {names.fill(a['op'], a['activation'])}")
+    elif args.json:
         json.dump(found, sys.stdout, indent=1)
         print()
     else:
@@ -139,6 +145,7 @@ def check(args):
         raise ValueError(f"check needs {e.name}: pip install numpy scipy") from None
     selection = selected(args)
     failures, counts = checking.run(selection)
+    failures += aliases.problems(manifest.build(selection)["functions"], [op for op in selection.ops if op.builtin])
     for failure in failures:
         print(f"kfgen: {failure}", file=sys.stderr)
     for note in notes.run(selection) if not failures else ():

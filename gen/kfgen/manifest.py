@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
-from kfgen import abi, contract, names
+from kfgen import abi, aliases, contract, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, INT_DTYPES
 
@@ -99,7 +99,8 @@ def build(selection, user=None):
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]
     ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
-    return {"functions": found, "activations": activations, "ops": ops, "abi_version": abi.version(), "note": BYTES_NOTE}
+    return {"functions": found, "activations": activations, "ops": ops, "aliases": aliases.of(found, selection.ops), "abi_version": abi.version(),
+            "note": BYTES_NOTE}
 
 
 # What include/kf/core calls its own.

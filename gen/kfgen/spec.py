@@ -42,7 +42,7 @@ def user_stem(files):
 
 
 def builtin_files():
-    return sorted(SPECS.glob("*.toml"))
+    return sorted(p for p in SPECS.glob("*.toml") if p.name != "aliases.toml")  # which has no entries (aliases.py)
 
 
 def load(files=(), builtin=True):

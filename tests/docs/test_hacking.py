@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that docs/hacking.md and nvrtc.md quote stands in the files that they name; hacking.md's
+"""The code that docs/hacking.md, nvrtc.md and contributing.md quote stands in the files that they name; hacking.md's
 map of files misses none of the generator's and core's."""
 
 import re
@@ -20,8 +20,8 @@ def squeezed(text):
 
 
 def test_quotes(include):
-    found = QUOTE.findall(PAGE) + QUOTE.findall((ROOT / "docs/nvrtc.md").read_text())
-    assert len(found) >= 7
+    found = [quote for page in ("hacking", "nvrtc", "contributing") for quote in QUOTE.findall((ROOT / f"docs/{page}.md").read_text())]
+    assert len(found) >= 8
     kernels = {launcher.name: k for k in Selection(specs.load()).all_kernels() for launcher in k.launchers}
     for kind, where, text in found:
         if kind == "explain":
