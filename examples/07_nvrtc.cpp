@@ -66,10 +66,11 @@ int main(int count, char **words)
               kf_cpu_bias_gelu_bwd_f32(x.data(), row.data(), y.data(), out.data(), sums.data(), ROWS, COLS, scratch.data(), scratch.size()),
               d_sums, sums);
     wrong +=
-        check("kf_layer_norm_gelu_f32", kf_layer_norm_gelu_f32(d_x, d_row, d_row, d_out, nullptr, nullptr, ROWS, COLS, 1e-5f, nullptr),
-              kf_cpu_layer_norm_gelu_f32(x.data(), row.data(), row.data(), out.data(), nullptr, nullptr, ROWS, COLS, 1e-5f), d_out, out);
-    wrong += check("kf_sum_f32", kf_sum_f32(d_y, d_sums, 1, ROWS, COLS, (void *)workspace, bytes, nullptr),
-                   kf_cpu_sum_f32(y.data(), sums.data(), 1, ROWS, COLS, scratch.data(), scratch.size()), d_sums, sums);
+        check("kf_layer_norm_gelu_f32", kf_layer_norm_gelu_f32(d_x, d_row, d_row, d_out, nullptr, nullptr, ROWS, COLS, nullptr, 1e-5f, nullptr),
+              kf_cpu_layer_norm_gelu_f32(x.data(), row.data(), row.data(), out.data(), nullptr, nullptr, ROWS, COLS, nullptr, 1e-5f), d_out,
+              out);
+    wrong += check("kf_sum_f32", kf_sum_f32(d_y, d_sums, 1, ROWS, COLS, nullptr, (void *)workspace, bytes, nullptr),
+                   kf_cpu_sum_f32(y.data(), sums.data(), 1, ROWS, COLS, nullptr, scratch.data(), scratch.size()), d_sums, sums);
     cuMemFree(memory);
     cuMemFree(workspace);
     return wrong ? 1 : 0;

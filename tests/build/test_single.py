@@ -37,9 +37,10 @@ def test_form(folder):
         assert text.split("\n")[0].strip("/* ") == "SPDX-License-Identifier: Apache-2.0"
         assert f"kf {ways.VERSION}" in text.split("\n")[1] and not re.search(r'#\s*include\s*["<]kf', text)
         guards = re.findall(r"^#define (KF_(?:CORE|OPS|KF)_\w*H)$", text, re.M)
-        # The errors' header, and the one it includes, are needed by host code and hidden from NVRTC: under two conditions, of
-        # which none implies the other.
-        assert {g for g in guards if guards.count(g) > 1} <= ({"KF_CORE_HOST_H", "KF_CORE_RESULT_H"} if name.endswith("cuh") else set())
+        # Strides' and errors' headers, and the one that these include, are needed by host code and hidden from NVRTC: under two
+        # conditions, of which none implies the other.
+        hidden = {"KF_CORE_HOST_H", "KF_CORE_RESULT_H", "KF_CORE_PITCH_H"}
+        assert {g for g in guards if guards.count(g) > 1} <= (hidden if name.endswith("cuh") else set())
         ext = name.rsplit(".", 1)[1].upper()
         assert {f"KF_OPS_{names.stem(op.pattern).upper()}_{ext}" for op in selection.ops} <= set(guards)
     # NVRTC has no C library: its headers stay under their condition.

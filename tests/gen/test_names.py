@@ -55,7 +55,7 @@ kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p
 kf_result_t kf_leaky_relu_dropout_state_bwd_f32(const float *x, const float *dout, float *dx, int64_t n, float negative_slope, float p,
  const uint64_t *seed, const uint64_t *offset, uint64_t offset_add, void *workspace, size_t workspace_bytes, cudaStream_t stream);
 kf_result_t kf_rms_norm_bwd_f32(const float *x, const float *weight, const float *rstd, const float *dout, float *dx, float *dweight,
- int64_t rows, int64_t cols, float eps, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+ int64_t rows, int64_t cols, const kf_rms_norm_strides_t *strides, float eps, void *workspace, size_t workspace_bytes, cudaStream_t stream);
 """
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A C program that calls every function it is given (every_call.c), compiled as a test wants it."""
 
+import math
 import pathlib
 import subprocess
 
@@ -21,6 +22,14 @@ def literal(f, a):
             "offset_at": "state + 1", "offset_add": "0", "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes"}[a["role"]]
 
 
+def extents(f, a):
+    """Of a tensor's elements: the sizes that are multiplied, a bit each, and by what number beside them."""
+    words = [word for part in a["shape"] for word in part.split(" * ")]
+    sizes = [f["sizes"].index(word) for word in words if not word.isdigit()]
+    assert len(set(sizes)) == len(sizes), (f["name"], a["shape"])
+    return sum(1 << i for i in sizes), math.prod(int(word) for word in words if word.isdigit())
+
+
 def table(name, functions):
     """The text of one file: the calls of `functions` and what every_call.c must know of them."""
     text = [f'#include "{functions[0]["header"]}.h"', '#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
@@ -31,7 +40,8 @@ def table(name, functions):
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
         for a in tensors:
             flags = ", ".join(str(int(v)) for v in (a["role"] != "in", a["unread"], a["positive"]))
-            text.append(f'    {{"{a["name"]}", KFT_{a["kind"].upper()}, KFT_{a["dtype"].upper()}, {flags}}},')
+            of, times = extents(f, a)
+            text.append(f'    {{"{a["name"]}", {of}, {times}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
         text.append(f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes)\n{{")
         text.append("    (void)state, (void)workspace, (void)workspace_bytes;")

@@ -20,8 +20,8 @@ static const int64_t small_1[][5] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][
                      small_3[][5] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
                      small_4[][5] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][5] = {{50021}},
                      large_2[][5] = {{2403, 61}, {61, 2311}}, large_3[][5] = {{67, 32, 66}, {2403, 61, 1}}, large_4[][5] = {{9, 89, 3, 61}},
-                     small_5[][5] = {{1, 1, 1, 1, 1}, {2, 3, 2, 2, 5}, {2, 1, 3, 5, 49}, {1, 9, 2, 10, 1}, {1, 2, 1, 2, 131}},
-                     large_5[][5] = {{9, 1, 8, 11, 61}, {3, 89, 8, 23, 1}};
+                     small_5[][5] = {{1, 1, 1, 1, 1}, {2, 3, 2, 4, 5}, {2, 1, 3, 15, 49}, {1, 9, 2, 20, 1}, {1, 2, 1, 2, 131}},
+                     large_5[][5] = {{9, 1, 8, 88, 61}, {3, 89, 8, 184, 1}};
 static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
 static const unsigned char element[] = {4, 2, 2, 8, 4, 8, 1};
 
@@ -51,17 +51,11 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
     }
 }
 
-static int64_t elements(const kft_tensor *t, int sizes, const int64_t *n)
+static int64_t elements(const kft_tensor *t, const int64_t *n)
 {
-    const int64_t groups = sizes > 4 ? n[2] : 1; /* of five sizes: how many the channels make is no extent */
-    const int64_t all = n[0] * (sizes > 1 ? n[1] : 1) * (sizes > 2 ? n[2] / groups : 1) * (sizes > 3 ? n[3] : 1) * (sizes > 4 ? n[4] : 1);
-    if (t->kind == KFT_ELEM || t->kind == KFT_HALF) return t->kind == KFT_HALF ? 2 * all : all;
-    if (t->kind == KFT_PER_PLANE) return n[0] * n[1];
-    if (t->kind == KFT_PER_QUERY) return n[0] * n[1] * n[2];
-    if (t->kind == KFT_SHARED) return n[0] * n[2] * n[3];
-    if (t->kind == KFT_GROUP) return n[3];
-    if (t->kind == KFT_PER_GROUP) return n[0] * n[2];
-    return t->kind == KFT_PER_ROW ? n[0] * (sizes > 2 ? n[2] : 1) : n[1];
+    int64_t count = t->times;
+    for (int i = 0; i < 5; ++i) count *= t->extents >> i & 1 ? n[i] : 1;
+    return count;
 }
 
 static _Thread_local const char *called = "";
@@ -74,7 +68,7 @@ static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
     uint64_t state = 1;
     for (int k = 0; k < f->tensors; ++k) {
         const kft_tensor *t = &f->tensor[k];
-        const int64_t count = elements(t, f->sizes, n);
+        const int64_t count = elements(t, n);
         bytes[k] = (size_t)count * element[t->dtype];
         if (t->is_unread) continue;
         p[k] = malloc(bytes[k]);

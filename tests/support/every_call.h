@@ -8,11 +8,11 @@
 
 #define KFT_TENSORS 24 /* KFI_MAX_TENSORS: a test compares them */
 
-enum { KFT_ELEM, KFT_HALF, KFT_ROW, KFT_CHANNEL, KFT_PER_ROW, KFT_PER_PLANE, KFT_PER_QUERY, KFT_SHARED, KFT_GROUP, KFT_PER_GROUP, KFT_PER_CHANNEL };
 enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
     const char *name;
-    int kind, dtype, is_out, is_unread, is_positive;
+    int extents, times; /* of its elements: the sizes to multiply, a bit each, and by what else */
+    int dtype, is_out, is_unread, is_positive;
 } kft_tensor;
 typedef struct {
     const char *name;

@@ -29,7 +29,8 @@ def call(lib, f, inputs, sizes, scalars=None):
         else:
             data[name] = checks.from_float(np.full(shape, np.nan), a["dtype"])
         given[name] = None if a["unread"] else data[name].ctypes.data
-    result = lib.call(f, given)
+    workspace = np.empty(lib.workspace_bytes(f, list(map(int, sizes))), np.uint8)
+    result = lib.call(f, given | {"workspace": workspace.ctypes.data if workspace.size else None, "workspace_bytes": workspace.size})
     if result != 0:
         raise checks.Failure(f"{f['cpu_name']}: returned {result} ({lib.detail})")
     return data
