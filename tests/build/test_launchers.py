@@ -444,7 +444,8 @@ def test_without_nvcc(include, tmp_path):
     passes("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-include", tmp_path / "loader.h", "-isystem", tmp_path,
            "-isystem", include[0], "-isystem", toolkit.include(), "-x", "c++", tmp_path / "kf/kf_launchers_f32.cu", "-x", "none",
            tmp_path / "libdriver.so", "-Wl,-z,defs", "-o", tmp_path / "libkf_launchers.so")
-    driver, lib = ctypes.CDLL(str(tmp_path / "libdriver.so"), mode=ctypes.RTLD_GLOBAL), ctypes.CDLL(str(tmp_path / "libkf_launchers.so"))
+    # Not for the whole process: other tests' libraries have drivers of their own.
+    driver, lib = ctypes.CDLL(str(tmp_path / "libdriver.so")), ctypes.CDLL(str(tmp_path / "libkf_launchers.so"))
     asked = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
