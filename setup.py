@@ -10,7 +10,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).resolve().parent
-DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf/core": "*.*h"}
+DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf/core": "*.*h", "include/kf/runtime": "*.*h", "include/kf": "runtime.h"}
 
 
 class WithData(build_py):

@@ -41,7 +41,7 @@ def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=D
 
 def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
     """{path below the prefix: text} of everything that is installed. rendered: the headers, where the caller has them."""
-    headers = {h: (paths.INCLUDE / h).read_text() for h in paths.core_headers()}
+    headers = {h: (paths.INCLUDE / h).read_text() for h in paths.own_headers()}
     headers |= rendered or Renderer(selection).render()
     found = {f"include/{h}": text for h, text in headers.items()}
     where = folders()

@@ -16,6 +16,7 @@ def version():
     return ".".join(re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH"))
 
 
-def core_headers():
-    """The hand-written headers, as they are included: kf/core/..."""
-    return sorted(p.relative_to(INCLUDE).as_posix() for p in (INCLUDE / "kf/core").iterdir() if p.suffix in (".h", ".cuh"))
+def own_headers():
+    """The hand-written headers, as they are included: kf/core/..., kf/runtime/... and kf/runtime.h."""
+    found = [p for folder in ("core", "runtime") for p in (INCLUDE / "kf" / folder).iterdir() if p.suffix in (".h", ".cuh")]
+    return sorted(p.relative_to(INCLUDE).as_posix() for p in [*found, INCLUDE / "kf/runtime.h"])

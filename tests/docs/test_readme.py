@@ -9,6 +9,7 @@ import re
 import textwrap
 
 import pytest
+import runtime_api
 from conftest import ROOT
 from kfgen import spec as specs
 from kfgen.manifest import CORE_NAMES
@@ -74,7 +75,7 @@ def test_links_lead_somewhere(page):
 def test_functions_named_in_pages_exist(page, manifest):
     """Whatever looks like one of kf's functions is one, or is the walk-throughs' own."""
     known = {f[n] for f in manifest["functions"] for n in ("name", "cpu_name", "workspace", "cpu_workspace") if f[n]}
-    known |= {f"kf_{name}" for name in CORE_NAMES}
+    known |= {f"kf_{name}" for name in CORE_NAMES} | set(runtime_api.prototypes())
     known |= {a["struct"] for f in manifest["functions"] for a in f["arguments"] if a["role"] == "strides"}
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}

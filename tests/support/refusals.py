@@ -122,7 +122,7 @@ class Call:
         assert detail.startswith(f"{self.name}: {argument} "), f"{self.name}: the message is {detail!r}, and is to be about {argument}"
         missing = [w for w in words if str(w) not in detail]
         assert not missing, f"{self.name}: {missing} not in the message {detail!r}"
-        assert "expected" in detail and len(detail) < 255, f"{self.name}: the message is {detail!r}"
+        assert "expected" in detail and len(detail) < 511, f"{self.name}: the message is {detail!r}"
         assert not changed.size, f"{self.name} refused {argument} {words}, and wrote at byte {changed[0]} of {self.at}"
         assert launches == 0, f"{self.name} refused {argument} {words}, and launched {launches} kernels"
 

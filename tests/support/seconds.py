@@ -31,6 +31,7 @@ TABLE = (
     ("headers", "tests/headers/*", 224),
     ("build", "tests/build/*", 150),
     ("docs", "tests/docs/*", 60),
+    ("runtime", "tests/runtime/*", 20),
     ("the rest", "*", 20),
 )
 OVER = 1.2

@@ -41,11 +41,11 @@ typedef enum KFI_RESULT_TYPE kf_result_t {
 extern "C" {
 #endif
 #if defined(__GNUC__)
-__attribute__((weak)) __thread char kfi_error_detail[256];
+__attribute__((weak)) __thread char kfi_error_detail[512];
 #elif defined(__cplusplus)
-inline thread_local char kfi_error_detail[256];
+inline thread_local char kfi_error_detail[512];
 #else
-static _Thread_local char kfi_error_detail[256];
+static _Thread_local char kfi_error_detail[512];
 #endif
 #ifdef __cplusplus
 }

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gcc -O3 -march=native -isystem ~/.local/include 08_tensors.c -o 08_tensors -lm */
+/* Tensors: a context, memory of the program's own and of the context's pool, a view, a copy to another dtype, a stream and an event.
+   The context is the CPU's; with 0 instead of -1, and this file compiled as a .cu, it is the first GPU's. */
+#define KF_RUNTIME_IMPLEMENTATION /* in one file of a program */
+#include <kf/ops/add.h>
+#include <kf/runtime.h>
+
+#include <stdio.h>
+
+static int failed(const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, kf_get_last_error_detail());
+    return 1;
+}
+
+int main(void)
+{
+    float a[2][3] = {{1, -2, 3}, {4, -5, 6}}, b[2][3] = {{1, 1, 1}, {2, 2, 2}};
+    const int64_t shape[] = {2, 3}, turned[] = {3, 2};
+    const kf_tensor_desc_t matrix = {.shape = shape, .ndim = 2, .dtype = KF_DTYPE_FLOAT32};
+    const kf_tensor_desc_t columns = {.shape = turned, .ndim = 2, .dtype = KF_DTYPE_FLOAT64};
+    const kf_memory_desc_t of_a = {.data = a, .size = sizeof a}, of_b = {.data = b, .size = sizeof b};
+
+    kf_context_t *const ctx = kf_context_create(-1);
+    if (!ctx) return failed("context");
+    kf_stream_t *const stream = kf_stream_create(ctx, &(kf_stream_config_t){.priority = KF_PRIORITY_HIGH});
+    kf_event_t *const done = kf_event_create(ctx);
+    kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &matrix); /* shares the program's memory */
+    kf_tensor_t *const y = kf_tensor_create_from_memory(ctx, &of_b, &matrix);
+    kf_tensor_t *const out = kf_tensor_create(ctx, &matrix); /* has its own, of the context's pool */
+    kf_tensor_t *const wide = kf_tensor_create(ctx, &columns);
+    kf_tensor_t *const view = out ? kf_tensor_transpose(out, 0, 1) : NULL; /* 3 x 2, in the same memory */
+    if (!stream || !done || !x || !y || !wide || !view) return failed("objects");
+
+    const float *const px = (const float *)kf_tensor_data(x), *const py = (const float *)kf_tensor_data(y);
+    if (kf_cpu_add_relu_f32(px, py, (float *)kf_tensor_data(out), kf_tensor_count(out)) != KF_SUCCESS) return failed("add");
+    if (kf_tensor_copy(wide, view, stream) != KF_SUCCESS || kf_event_record(done, stream) != KF_SUCCESS ||
+        kf_event_synchronize(done) != KF_SUCCESS)
+        return failed("copy");
+    const double *const v = (const double *)kf_tensor_data(wide); /* column by column */
+    for (int i = 0; i < 6; ++i) printf("%g%c", v[i], i == 5 ? '\n' : ' ');
+
+    /* In any order: each keeps what it needs. */
+    kf_context_destroy(ctx);
+    kf_tensor_destroy(out);
+    kf_tensor_destroy(view);
+    kf_tensor_destroy(x);
+    kf_tensor_destroy(y);
+    kf_tensor_destroy(wide);
+    kf_event_destroy(done);
+    kf_stream_destroy(stream);
+    return 0;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime.h: programs that hold tensors: contexts, tensors and views, streams, events, a memory pool (docs/runtime.md).
+
+   Declarations need C11 or C++17 and no CUDA. One file of a program says
+
+       #define KF_RUNTIME_IMPLEMENTATION
+       #include <kf/runtime.h>
+
+   and holds the definitions: a .c file those for the CPU, a .cu file those for CUDA beside them. All other files include
+   this header alone and link to that one. Constructors return NULL, functions a result code, and kf_get_last_error_detail()
+   says what was wrong. Nothing has changed after a call that failed. */
+#ifndef KF_RUNTIME_H
+#define KF_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kf/core/dtype.h"
+#include "kf/core/result.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a struct below grows or a function changes: files compiled against another one are refused. */
+#define KF_RUNTIME_ABI 1
+#define KF_MAX_DIMS 8
+
+/* ABI: DLPack's numbers. */
+typedef enum kf_device_type_t { KF_DEVICE_CPU = 1, KF_DEVICE_CUDA = 2 } kf_device_type_t;
+enum {
+    KF_DTYPE_FLOAT32 = KF_F32,
+    KF_DTYPE_FLOAT16 = KF_F16,
+    KF_DTYPE_BFLOAT16 = KF_BF16,
+    KF_DTYPE_FLOAT64 = KF_F64,
+    KF_DTYPE_INT32 = KF_I32,
+    KF_DTYPE_INT64 = KF_I64,
+    KF_DTYPE_UINT8 = KF_U8
+};
+
+typedef struct kf_context_t kf_context_t;
+typedef struct kf_tensor_t kf_tensor_t;
+typedef struct kf_stream_t kf_stream_t;
+typedef struct kf_event_t kf_event_t;
+struct CUstream_st;              /* what a cudaStream_t points to */
+struct DLManagedTensorVersioned; /* of DLPack 1.x */
+
+/* Structs are copied by whoever is given one. They grow at the end only, and 0 is every field's default. */
+typedef struct kf_device_info_t {
+    char name[256];
+    size_t memory;                         /* bytes */
+    int32_t multiprocessors, major, minor; /* of a CPU: processors, 0, 0 */
+    int32_t device_type, device_id;
+} kf_device_info_t;
+typedef struct kf_tensor_desc_t {
+    const int64_t *shape, *strides; /* ndim numbers each; strides in elements, NULL: dense, the last dimension innermost */
+    int32_t ndim, dtype;            /* 0 to KF_MAX_DIMS; KF_DTYPE_* */
+    int32_t device_type, device_id; /* 0, 0: the context's */
+} kf_tensor_desc_t;
+typedef struct kf_memory_desc_t {
+    void *data;
+    size_t size;         /* bytes; 0: not known, and not checked */
+    int32_t owns_memory; /* 1: free() it (cudaFree() on a GPU) with the last tensor that refers to it */
+} kf_memory_desc_t;
+
+/* ---- contexts: a device, its pool, its default stream. Tensors, streams and events keep theirs alive, so that all of them may be
+   destroyed in any order. device: -1 is the CPU, 0 and more CUDA's numbers. The default stream of a GPU is CUDA's own, 0. */
+kf_context_t *kf_context_create_abi(int device, int abi);
+static inline kf_context_t *kf_context_create(int device) { return kf_context_create_abi(device, KF_RUNTIME_ABI); }
+kf_result_t kf_context_destroy(kf_context_t *ctx);
+kf_result_t kf_context_synchronize(kf_context_t *ctx); /* waits until all work on the device is done */
+kf_result_t kf_context_get_device_info(const kf_context_t *ctx, kf_device_info_t *info);
+/* on: handles that were destroyed are kept, so that using one is KF_ERROR_HANDLE instead of undefined, and each call waits until
+   its stream is done, so that CUDA's errors are those of the call that they are of. Costs memory and time. */
+kf_result_t kf_set_debug_mode(kf_context_t *ctx, int on);
+/* As kf_get_last_error_detail(), for callers that look functions up by name. */
+const char *kf_runtime_error_detail(void);
+
+/* ---- tensors. Views share their memory, which lives until the last of them is destroyed. */
+kf_tensor_t *kf_tensor_create(kf_context_t *ctx, const kf_tensor_desc_t *desc); /* of the context's pool; holds anything */
+kf_tensor_t *kf_tensor_create_from_memory(kf_context_t *ctx, const kf_memory_desc_t *memory, const kf_tensor_desc_t *desc);
+kf_result_t kf_tensor_destroy(kf_tensor_t *tensor); /* NULL is fine, here and in all that destroy */
+void *kf_tensor_data(const kf_tensor_t *tensor);    /* NULL: no tensor, or one without memory */
+int kf_tensor_ndim(const kf_tensor_t *tensor);      /* these four: -1 where there is no such tensor or dimension */
+int kf_tensor_dtype(const kf_tensor_t *tensor);
+int64_t kf_tensor_size(const kf_tensor_t *tensor, int dim);
+int64_t kf_tensor_stride(const kf_tensor_t *tensor, int dim);
+int64_t kf_tensor_count(const kf_tensor_t *tensor); /* elements */
+int kf_tensor_is_dense(const kf_tensor_t *tensor);
+/* Elements start, start + step, … below stop of one dimension; step is at least 1. */
+kf_tensor_t *kf_tensor_slice(kf_tensor_t *tensor, int dim, int64_t start, int64_t stop, int64_t step);
+kf_tensor_t *kf_tensor_transpose(kf_tensor_t *tensor, int dim0, int dim1);
+kf_tensor_t *kf_tensor_permute(kf_tensor_t *tensor, const int *dims, int count);
+kf_tensor_t *kf_tensor_reshape(kf_tensor_t *tensor, const int64_t *shape, int ndim);      /* KF_ERROR_UNSUPPORTED where that takes a copy */
+kf_tensor_t *kf_tensor_broadcast_to(kf_tensor_t *tensor, const int64_t *shape, int ndim); /* by NumPy's rule; may not be written to */
+/* Elements of `from`, which broadcasts to the shape of `to`, converted to its dtype: to the nearest, ties to even; to whole numbers
+   towards zero, held within their range, NaN as 0. The two may be of two contexts; stream: of the one on a GPU. */
+kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t *stream);
+/* DLPack 1.x. From: takes the memory over, and calls its deleter with the last tensor that refers to it; NULL leaves it to the caller.
+   To: the caller's deleter call ends it; read_only is kept. */
+kf_tensor_t *kf_tensor_from_dlpack(kf_context_t *ctx, struct DLManagedTensorVersioned *managed);
+struct DLManagedTensorVersioned *kf_tensor_to_dlpack(kf_tensor_t *tensor);
+
+/* ---- streams and events. A NULL stream is the context's default one. On the CPU work is done when its call returns. */
+#define KF_PRIORITY_LOW (-1) /* greater is higher; a GPU that has fewer levels takes the nearest */
+#define KF_PRIORITY_NORMAL 0
+#define KF_PRIORITY_HIGH 1
+#define KF_STREAM_NON_BLOCKING 1 /* a flag: does not wait for the default stream */
+typedef struct kf_stream_config_t {
+    int32_t priority, flags;
+    int32_t device_id; /* 0, or the context's own */
+} kf_stream_config_t;
+kf_stream_t *kf_stream_create(kf_context_t *ctx, const kf_stream_config_t *config); /* NULL: the defaults */
+kf_stream_t *kf_stream_wrap(kf_context_t *ctx, struct CUstream_st *stream);         /* the caller's, who destroys it after this */
+struct CUstream_st *kf_stream_native(const kf_stream_t *stream);                    /* a cudaStream_t */
+kf_result_t kf_stream_synchronize(kf_stream_t *stream);
+kf_result_t kf_stream_wait_event(kf_stream_t *stream, kf_event_t *event);
+kf_result_t kf_stream_destroy(kf_stream_t *stream);
+kf_event_t *kf_event_create(kf_context_t *ctx);
+kf_result_t kf_event_record(kf_event_t *event, kf_stream_t *stream);
+kf_result_t kf_event_query(kf_event_t *event, int *is_done); /* 1 also where nothing was recorded */
+kf_result_t kf_event_synchronize(kf_event_t *event);
+kf_result_t kf_event_elapsed_ms(kf_event_t *begin, kf_event_t *end, float *ms);
+kf_result_t kf_event_destroy(kf_event_t *event);
+
+/* ---- the context's pool, for many threads at once. Memory lies at a multiple of 256 bytes. What is deallocated on a stream is handed
+   out again once what that stream was given before is done. */
+typedef struct kf_pool_stats_t {
+    size_t in_use, reserved, peak; /* bytes: of living allocations, rounded; of the device, living or kept; the most that was in use */
+    size_t hits;                   /* allocations that took nothing from the device */
+} kf_pool_stats_t;
+void *kf_pool_allocate(kf_context_t *ctx, size_t bytes, kf_stream_t *stream);
+kf_result_t kf_pool_deallocate(kf_context_t *ctx, void *ptr, kf_stream_t *stream);
+kf_result_t kf_pool_clear(kf_context_t *ctx);                 /* gives back what is kept */
+kf_result_t kf_pool_set_cap(kf_context_t *ctx, size_t bytes); /* of what is in use: more is KF_ERROR_OUT_OF_MEMORY; 0: none */
+kf_result_t kf_pool_get_stats(kf_context_t *ctx, kf_pool_stats_t *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef KF_RUNTIME_IMPLEMENTATION
+#include "kf/runtime/implementation.h"
+#endif
+
+#endif

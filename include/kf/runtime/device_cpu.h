@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/device_cpu.h: what a CPU does for a context: memory by size classes over malloc, streams whose work is done when a call
+   returns, events that are times. */
+#ifndef KF_RUNTIME_DEVICE_CPU_H
+#define KF_RUNTIME_DEVICE_CPU_H
+
+#include <time.h>
+#include <unistd.h>
+
+#include "kf/runtime/state.h"
+
+/* ---- memory */
+
+/* Classes 256, 512, …, 2048, then four to each doubling. */
+static int kfi_rt_class(size_t bytes, size_t *size)
+{
+    size_t step = 256;
+    int k = 0;
+    for (; bytes > 8 * step; step *= 2) k += 4;
+    const size_t units = bytes ? (bytes + step - 1) / step : 1;
+    *size = units * step;
+    return k + (int)units - 1;
+}
+static size_t kfi_rt_cpu_round(size_t bytes)
+{
+    size_t size;
+    return kfi_rt_class(bytes, &size), size;
+}
+/* Gives back what is kept, the largest first, until no more than this is reserved. */
+static void kfi_rt_trim(kf_context_t *ctx, size_t reserved)
+{
+    for (int k = KFI_RT_CLASSES - 1; k >= 0; --k)
+        while (ctx->kept[k] && ctx->stats.reserved > reserved) {
+            void *const found = ctx->kept[k];
+            size_t size = 256;
+            if (k < 8)
+                size *= (size_t)k + 1;
+            else
+                size = ((size_t)256 << (k - 4) / 4) * (size_t)(k % 4 + 5);
+            memcpy(&ctx->kept[k], found, sizeof(void *));
+            ctx->stats.reserved -= size;
+            free(found);
+        }
+}
+static kf_result_t kfi_rt_cpu_allocate(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found)
+{
+    (void)stream;
+    size_t size;
+    const int k = kfi_rt_class(bytes, &size);
+    if ((*found = ctx->kept[k]) != NULL) {
+        memcpy(&ctx->kept[k], *found, sizeof(void *));
+        ++ctx->stats.hits;
+        return KF_SUCCESS;
+    }
+    /* Classes do not have their peaks together: kept for good, memory would grow to almost twice what ever was in use. */
+    const size_t used = ctx->stats.in_use + size, most = used > ctx->stats.peak ? used : ctx->stats.peak, room = most + most / 8;
+    if (ctx->stats.reserved + size > room) kfi_rt_trim(ctx, room - size);
+    *found = aligned_alloc(256, size);
+    if (!*found) {
+        kfi_rt_trim(ctx, 0);
+        *found = aligned_alloc(256, size);
+    }
+    if (!*found) return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes", "is %zu: the system has no more", bytes);
+    ctx->stats.reserved += size;
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_release(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream)
+{
+    (void)function, (void)stream;
+    size_t size;
+    const int k = kfi_rt_class(bytes, &size);
+    memcpy(ptr, &ctx->kept[k], sizeof(void *));
+    ctx->kept[k] = ptr;
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_clear(const char *function, kf_context_t *ctx) { return (void)function, kfi_rt_trim(ctx, 0), KF_SUCCESS; }
+static kf_result_t kfi_rt_cpu_count(const char *function, kf_context_t *ctx) { return (void)function, (void)ctx, KF_SUCCESS; }
+static void kfi_rt_cpu_free(kf_context_t *ctx, void *ptr) { (void)ctx, free(ptr); }
+
+/* ---- the device */
+
+static kf_result_t kfi_rt_cpu_open(const char *function, kf_context_t *ctx) { return (void)function, (void)ctx, KF_SUCCESS; }
+static void kfi_rt_cpu_close(kf_context_t *ctx) { kfi_rt_trim(ctx, 0); }
+static kf_result_t kfi_rt_cpu_info(const char *function, const kf_context_t *ctx, kf_device_info_t *info)
+{
+    (void)function, (void)ctx;
+    memset(info, 0, sizeof *info);
+    snprintf(info->name, sizeof info->name, "CPU");
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE), processors = sysconf(_SC_NPROCESSORS_ONLN);
+    info->memory = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
+    info->multiprocessors = processors > 0 ? (int32_t)processors : 1;
+    info->device_type = KF_DEVICE_CPU;
+    return KF_SUCCESS;
+}
+
+/* ---- streams and events */
+
+static double kfi_rt_seconds(void)
+{
+    struct timespec now;
+#ifdef CLOCK_MONOTONIC
+    clock_gettime(CLOCK_MONOTONIC, &now);
+#else /* with -std=c11, and no POSIX asked for */
+    timespec_get(&now, TIME_UTC);
+#endif
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+static kf_result_t kfi_rt_cpu_stream(const char *function, kf_stream_t *stream, const kf_stream_config_t *config)
+{
+    return (void)function, (void)stream, (void)config, KF_SUCCESS;
+}
+static void kfi_rt_cpu_stream_destroy(kf_stream_t *stream) { (void)stream; }
+static kf_result_t kfi_rt_cpu_synchronize(const char *function, const kf_context_t *ctx, const kf_stream_t *stream)
+{
+    return (void)function, (void)ctx, (void)stream, KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_wait(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, const kf_event_t *event)
+{
+    return (void)function, (void)ctx, (void)stream, (void)event, KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_event(const char *function, kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
+static void kfi_rt_cpu_event_destroy(kf_event_t *event) { (void)event; }
+static kf_result_t kfi_rt_cpu_record(const char *function, kf_event_t *event, const kf_stream_t *stream)
+{
+    (void)function, (void)stream;
+    event->at = kfi_rt_seconds();
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_query(const char *function, const kf_event_t *event, int *is_done)
+{
+    return (void)function, (void)event, *is_done = 1, KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_elapsed(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms)
+{
+    return (void)function, *ms = (float)((end->at - begin->at) * 1e3), KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_event_wait(const char *function, const kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
+
+static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,          kfi_rt_cpu_open,     kfi_rt_cpu_close,      kfi_rt_cpu_info,
+                                         kfi_rt_cpu_round,       kfi_rt_cpu_allocate, kfi_rt_cpu_release,    kfi_rt_cpu_clear,
+                                         kfi_rt_cpu_count,       kfi_rt_cpu_free,     kfi_rt_cpu_stream,     kfi_rt_cpu_stream_destroy,
+                                         kfi_rt_cpu_synchronize, kfi_rt_cpu_wait,     kfi_rt_cpu_event,      kfi_rt_cpu_event_destroy,
+                                         kfi_rt_cpu_record,      kfi_rt_cpu_query,    kfi_rt_cpu_event_wait, kfi_rt_cpu_elapsed};
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/implementation.h: the definitions of kf/runtime.h, in the one file of a program that asks for them. */
+#ifndef KF_RUNTIME_IMPLEMENTATION_H
+#define KF_RUNTIME_IMPLEMENTATION_H
+
+#if !defined(__GNUC__) || defined(_WIN32)
+#error "kf: the runtime needs gcc or clang on a POSIX system"
+#endif
+
+/* Tests say KF_RUNTIME_CUDA, over a runtime of their own. */
+#if defined(__CUDACC__) || defined(KF_RUNTIME_CUDA)
+#define KFI_RT_CUDA 1
+#endif
+
+#include "kf/runtime/state.h"
+
+#include "kf/runtime/device_cpu.h"
+#ifdef KFI_RT_CUDA
+#include "kf/runtime/device_cuda.cuh"
+#endif
+#include "kf/runtime/context.h"
+#include "kf/runtime/pool.h"
+#include "kf/runtime/stream.h"
+#include "kf/runtime/tensor.h"
+#include "kf/runtime/view.h"
+#include "kf/runtime/copy.h"
+#include "kf/runtime/dlpack.h"
+
+#endif

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/state.h: what the runtime's objects are made of, what a device does for them, and errors. */
+#ifndef KF_RUNTIME_STATE_H
+#define KF_RUNTIME_STATE_H
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "kf/runtime.h"
+
+/* What a handle is of. A destroyed one's number is KFI_RT_DEAD, which only debug mode keeps readable. */
+enum { KFI_RT_DEAD = 0x6b660000, KFI_RT_CONTEXT, KFI_RT_TENSOR, KFI_RT_STREAM, KFI_RT_EVENT };
+typedef struct kfi_rt_object {
+    int kind;
+    kf_context_t *ctx;
+    struct kfi_rt_object *next; /* of the destroyed ones that debug mode keeps */
+} kfi_rt_object;
+
+/* Living allocations of a pool and their sizes: open addressing, at most half full, a power of two of places. */
+typedef struct {
+    uintptr_t at;
+    size_t bytes;
+} kfi_rt_allocation;
+typedef struct {
+    kfi_rt_allocation *of;
+    size_t places, count;
+} kfi_rt_table;
+
+#define KFI_RT_CLASSES 208
+typedef struct kfi_rt_device kfi_rt_device;
+struct kf_context_t {
+    kfi_rt_object object;
+    const kfi_rt_device *device;
+    int id, debug, closed;
+    long refs;
+    pthread_mutex_t lock; /* of all below */
+    kfi_rt_table living;
+    kf_pool_stats_t stats;
+    size_t cap;
+    void *kept[KFI_RT_CLASSES]; /* memory of a size class that nobody uses, each with the next one's address (device_cpu.h) */
+    void *native;               /* the device's own pool */
+    kfi_rt_object *destroyed;
+};
+
+/* Memory that tensors share. */
+enum { KFI_RT_FOREIGN, KFI_RT_OWNED, KFI_RT_POOLED, KFI_RT_DLPACK };
+#define KFI_RT_USERS 4
+typedef struct {
+    long refs;
+    void *data;
+    int owner, read_only;
+    void *managed;                 /* of DLPack */
+    kf_stream_t *by[KFI_RT_USERS]; /* streams beside the default one that were given work on it */
+    int streams;                   /* how many; more than there is room for: any */
+} kfi_rt_storage;
+struct kf_tensor_t {
+    kfi_rt_object object;
+    int ndim, dtype, is_dense, repeats; /* repeats: elements share an address */
+    char *data;
+    int64_t count, shape[KF_MAX_DIMS], strides[KF_MAX_DIMS];
+    kfi_rt_storage *storage;
+};
+struct kf_stream_t {
+    kfi_rt_object object;
+    int is_own, closed; /* closed: destroyed, and the default stream waits for what it was given */
+    long refs;          /* a storage keeps the streams that work on it */
+    struct CUstream_st *native;
+};
+struct kf_event_t {
+    kfi_rt_object object;
+    int is_recorded;
+    void *native;
+    double at; /* on the CPU: seconds */
+};
+
+/* What a kind of device does. Whoever calls has checked the arguments; `function` is who a message speaks of. */
+struct kfi_rt_device {
+    int type;
+    kf_result_t (*open)(const char *function, kf_context_t *ctx);
+    void (*close)(kf_context_t *ctx);
+    kf_result_t (*info)(const char *function, const kf_context_t *ctx, kf_device_info_t *info);
+    size_t (*round)(size_t bytes); /* what an allocation takes */
+    /* These four with the pool locked. bytes: rounded. */
+    kf_result_t (*allocate)(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found);
+    kf_result_t (*release)(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream);
+    kf_result_t (*clear)(const char *function, kf_context_t *ctx);
+    kf_result_t (*count)(const char *function, kf_context_t *ctx); /* sets stats.reserved */
+    void (*free_owned)(kf_context_t *ctx, void *ptr);
+    kf_result_t (*stream_create)(const char *function, kf_stream_t *stream, const kf_stream_config_t *config);
+    void (*stream_destroy)(kf_stream_t *stream);
+    kf_result_t (*synchronize)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream); /* NULL: all streams */
+    kf_result_t (*wait)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, const kf_event_t *event);
+    kf_result_t (*event_create)(const char *function, kf_event_t *event);
+    void (*event_destroy)(kf_event_t *event);
+    kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);
+    kf_result_t (*query)(const char *function, const kf_event_t *event, int *is_done);
+    kf_result_t (*event_wait)(const char *function, const kf_event_t *event); /* the calling thread does */
+    kf_result_t (*elapsed)(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms);
+};
+
+/* ---- errors */
+
+typedef struct {
+    char text[192];
+} kfi_rt_text;
+static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
+{
+    kfi_rt_text t;
+    size_t used = (size_t)snprintf(t.text, sizeof t.text, "[");
+    for (int i = 0; i < count; ++i)
+        used += (size_t)snprintf(t.text + used, sizeof t.text - used, i ? ", %lld" : "%lld", (long long)numbers[i]);
+    snprintf(t.text + used, sizeof t.text - used, "]");
+    return t;
+}
+KFI_PRINTF(4, 5)
+static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument, const char *format, ...)
+{
+    char text[sizeof kfi_error_detail - 80]; /* the names in front of it are short */
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.40s: %.32s %s", function, argument, text);
+    return result;
+}
+/* As kfi_rt_fail, for functions that return a pointer. */
+#define KFI_RT_NULL(type, ...) ((void)kfi_rt_fail(__VA_ARGS__), (type *)NULL)
+
+static const char *kfi_rt_word(int kind)
+{
+    static const char *const words[] = {"a destroyed handle", "a context", "a tensor", "a stream", "an event"};
+    return kind >= KFI_RT_DEAD && kind <= KFI_RT_EVENT ? words[kind - KFI_RT_DEAD] : "no handle of kf";
+}
+/* That a handle is of an object of this kind that lives. */
+static kf_result_t kfi_rt_check(const char *function, const char *argument, const kfi_rt_object *object, int kind)
+{
+    if (!object) return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, argument, "is NULL, expected %s", kfi_rt_word(kind));
+    if (object->kind != kind)
+        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument, "is %s, expected %s", kfi_rt_word(object->kind), kfi_rt_word(kind));
+    if (kind == KFI_RT_CONTEXT && ((const kf_context_t *)object)->closed)
+        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument, "is a destroyed context, which its tensors and streams keep");
+    return KF_SUCCESS;
+}
+#define KFI_RT_CHECK(function, argument, handle, kind) kfi_rt_check(function, argument, (handle) ? &(handle)->object : NULL, kind)
+/* That a stream, if there is one, is of this context. */
+static kf_result_t kfi_rt_check_stream(const char *function, const kf_context_t *ctx, const kf_stream_t *stream)
+{
+    if (!stream) return KF_SUCCESS;
+    const kf_result_t result = kfi_rt_check(function, "stream", &stream->object, KFI_RT_STREAM);
+    if (result == KF_SUCCESS && stream->object.ctx != ctx)
+        return kfi_rt_fail(KF_ERROR_DEVICE, function, "stream", "is of another context, expected one of the tensors' own");
+    return result;
+}
+
+/* Bytes of an element; 0: no dtype. */
+static size_t kfi_rt_width(int dtype)
+{
+    static const unsigned char width[] = {4, 2, 2, 8, 4, 8, 1};
+    return dtype >= 0 && dtype <= KF_U8 ? width[dtype] : 0;
+}
+
+#endif

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime's CUDA side over a runtime of the tests' own (support/fake_cudart.cpp), in which nothing happens before somebody waits for it:
+what is called on which stream, that memory is not handed back before the streams that work on it are done, and every call that may fail."""
+
+import ctypes
+import subprocess
+import sys
+
+import kflib
+import numpy as np
+import pytest
+import runtime_api
+import toolkit
+from runtime_api import F16, F32, Memory, Stats, StreamConfig
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+FAKE = kflib.ROOT / "tests/support/fake_cudart.cpp"
+
+
+def build(folder):
+    include = ["-isystem", str(toolkit.include())]
+    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *include, "-fPIC", "-shared"]
+    subprocess.run(["g++", *words, FAKE, "-o", folder / "libfake.so"], check=True)
+    return runtime_api.compile_library(folder, "-DKF_RUNTIME_CUDA", *include, compiler="g++ -std=c++17", name="runtime.cpp",
+                                       link=[folder / "libfake.so"])
+
+
+@pytest.fixture(scope="module")
+def library(once):
+    return once("runtime over a CUDA of the tests", build)
+
+
+@pytest.fixture
+def gpu(library):
+    found = runtime_api.Api(library)
+    fake = ctypes.CDLL(str(library.parent / "libfake.so"))
+    fake.fake_log.restype = ctypes.c_char_p
+    found.fake = fake
+    found.log = lambda: fake.fake_log().decode()
+    fake.fake_clear()
+    yield found
+    assert fake.fake_pools() == 0 and fake.fake_current() == 0
+
+
+@pytest.fixture
+def ctx(gpu):
+    made = gpu.context(1)
+    yield made
+    assert gpu.context_destroy(made) == 0
+
+
+def on_gpu(api, ctx, array, stream=None):
+    """A tensor with an array's values, which are there when its stream has come as far."""
+    t, cpu = api.create(ctx, array.shape, F32), api.context()
+    source = api.over(cpu, array, F32)
+    assert api.tensor_copy(t, source, stream) == 0, api.detail
+    return t, [("tensor", source), ("context", cpu)]
+
+
+def test_the_device(gpu, ctx):
+    info = runtime_api.DeviceInfo()
+    assert gpu.context_get_device_info(ctx, ctypes.byref(info)) == 0
+    assert (info.name, info.memory, info.multiprocessors, info.major, info.device_type, info.device_id) == (b"a GPU, number 1", 2**30, 7, 9, 2, 1)
+    assert gpu.fails(gpu.context_create_abi(2, 1), "ERROR_DEVICE", "device is 2, expected -1 (the CPU) to 1")
+    cpu = gpu.context()
+    gpu.destroy(("context", cpu))
+
+
+def test_streams(gpu, ctx):
+    made = []
+    for priority, flags, seen in [(0, 0, "(0 0 on 1)"), (1, 1, "(1 -1 on 1)"), (9, 0, "(0 -5 on 1)"), (-1, 0, "(0 0 on 1)")]:
+        gpu.fake.fake_clear()
+        made.append(("stream", gpu.stream_create(ctx, ctypes.byref(StreamConfig(priority, flags, 1)))))
+        assert seen in gpu.log()
+    wrapped = gpu.stream_wrap(ctx, gpu.stream_native(made[0][1]))
+    gpu.fake.fake_clear()
+    gpu.destroy(("stream", wrapped))
+    assert "cudaStreamDestroy" not in gpu.log()
+    gpu.destroy(*made)
+    assert gpu.log().count("cudaStreamDestroy") == len(made)
+
+
+def test_an_event_between_two_streams(gpu, ctx):
+    """A copy to the GPU on one stream, and back on another that waits for it."""
+    a, b = gpu.stream_create(ctx, None), gpu.stream_create(ctx, None)
+    x, back = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((3, 4), np.float32)
+    t, kept = on_gpu(gpu, ctx, x, a)
+    event, done, cpu = gpu.event_create(ctx), ctypes.c_int(7), gpu.context()
+    assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
+    assert gpu.event_record(event, a) == 0 and gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 0
+    target = gpu.over(cpu, back, F32)
+    assert gpu.stream_wait_event(b, event) == 0 and gpu.tensor_copy(target, t, b) == 0
+    assert not back.any()
+    assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
+    assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
+    gpu.destroy(("tensor", target), ("tensor", t), ("event", event), ("stream", a), ("stream", b), ("context", cpu), *kept)
+    assert gpu.context_synchronize(ctx) == 0
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 6])
+@pytest.mark.parametrize("gone", [False, True])
+def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
+    """A tensor destroyed while streams still copy from it, also when the streams are destroyed first. The copies run when all is done;
+    memory that was freed before would end the process."""
+    x, cpu = np.arange(6, dtype=np.float32), gpu.context()
+    t, kept = on_gpu(gpu, ctx, x)
+    assert gpu.context_synchronize(ctx) == 0
+    made = [gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(streams)]
+    backs = [np.zeros(6, np.float32) for _ in made]
+    targets = [gpu.over(cpu, back, F32) for back in backs]
+    for target, stream in zip(targets, made):
+        assert gpu.tensor_copy(target, t, stream) == 0
+    order = [("stream", s) for s in made]
+    gpu.destroy(*(order if gone else []), ("tensor", t))
+    stats = Stats()
+    assert gpu.context_synchronize(ctx) == 0 and gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and stats.in_use == 0
+    assert all(np.array_equal(back, x) for back in backs)
+    gpu.destroy(*([] if gone else order), *(("tensor", target) for target in targets), ("context", cpu), *kept)
+
+
+def test_what_cuda_copies(gpu, ctx):
+    x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    t, kept = on_gpu(gpu, ctx, x)
+    inner = gpu.tensor_slice(t, 2, 1, 4, 1)
+    cpu, back = gpu.context(), np.zeros((3, 4, 3), np.float32)
+    target = gpu.over(cpu, back, F32)
+    assert gpu.tensor_copy(target, inner, None) == 0 and "cudaMemcpy2DAsync" in gpu.log()
+    assert gpu.context_synchronize(ctx) == 0 and np.array_equal(back, x[:, :, 1:4])
+    turned, half = gpu.tensor_transpose(t, 0, 2), gpu.create(cpu, (3, 4, 5), F16)
+    wanted = gpu.create(cpu, (5, 4, 3))
+    assert gpu.fails(gpu.tensor_copy(wanted, turned, None), "ERROR_UNSUPPORTED", "rows of elements side by side")
+    assert gpu.fails(gpu.tensor_copy(half, t, None), "ERROR_UNSUPPORTED", "dtype 0, expected that of to, 1")
+    one = gpu.tensor_slice(t, 0, 0, 1, 1)
+    assert gpu.fails(gpu.tensor_copy(t, one, None), "ERROR_OVERLAP", "overlaps from")
+    gpu.destroy(*(("tensor", x) for x in (t, inner, target, turned, half, wanted, one)), ("context", cpu), *kept)
+
+
+def test_the_pool(gpu, ctx):
+    stats = Stats()
+    first = gpu.pool_allocate(ctx, 1000, None)
+    gpu.pool_allocate(ctx, 500, None)
+    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (stats.in_use, stats.reserved, stats.peak, stats.hits) == (1536, 1536, 1536, 0)
+    assert gpu.pool_deallocate(ctx, first, None) == 0 and gpu.pool_clear(ctx) == 0
+    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (stats.in_use, stats.reserved) == (512, 512)
+    assert gpu.fails(gpu.pool_allocate(ctx, 2**31, None), "ERROR_OUT_OF_MEMORY", "cudaMallocFromPoolAsync failed")
+
+
+def test_debug_mode_waits(gpu, ctx):
+    assert gpu.set_debug_mode(ctx, 1) == 0
+    x = np.arange(6, dtype=np.float32)
+    t, kept = on_gpu(gpu, ctx, x)
+    assert "cudaStreamSynchronize" in gpu.log()
+    gpu.destroy(("tensor", t), *kept)
+
+
+def everything(api, check):
+    """One call of each kind; check(result, …) of each: what it returned. Leaves nothing behind."""
+    ctx = check(api.context_create_abi(1, 1))
+    if not ctx:
+        return
+    info, stats, done, ms = runtime_api.DeviceInfo(), Stats(), ctypes.c_int(), ctypes.c_float()
+    check(api.context_get_device_info(ctx, ctypes.byref(info)))
+    stream, a, b = check(api.stream_create(ctx, None)), check(api.event_create(ctx)), check(api.event_create(ctx))
+    t = check(api.tensor_create(ctx, ctypes.byref(api.describe((4,)))))
+    if a and b:
+        check(api.event_record(a, stream)), check(api.event_record(b, stream)), check(api.stream_wait_event(None, a))
+        check(api.event_query(a, ctypes.byref(done))), check(api.event_synchronize(b)), check(api.event_elapsed_ms(a, b, ctypes.byref(ms)))
+    if stream:
+        check(api.stream_synchronize(stream))
+    check(api.pool_get_stats(ctx, ctypes.byref(stats))), check(api.pool_clear(ctx)), check(api.context_synchronize(ctx))
+    for kind, handle in (("tensor", t), ("event", a), ("event", b), ("stream", stream)):
+        if handle and check(getattr(api, f"{kind}_destroy")(handle)) and kind == "stream":
+            check(api.stream_destroy(handle))
+    api.context_destroy(ctx)
+
+
+def test_every_call_of_cuda_that_fails_is_said(gpu):
+    """Each in turn: exactly one function says so and names the call; unless it only tidies up."""
+    gpu.fake.fake_clear()
+    everything(gpu, lambda found: found)
+    calls = gpu.log().split()
+    calls = [c for c in calls if c.startswith("cuda")]
+    quiet = {"cudaMemPoolDestroy", "cudaStreamDestroy", "cudaEventDestroy"}
+    assert {"cudaEventRecord", "cudaMallocFromPoolAsync", "cudaFreeAsync", "cudaMemPoolTrimTo"} <= set(calls)
+    for i, call in enumerate(calls):
+        said = []
+
+        def check(found, said=said):
+            if found is None or 0 < found < 15:
+                said.append(gpu.detail)
+            return found
+        gpu.fake.fake_fail(i + 1)
+        everything(gpu, check)
+        gpu.fake.fake_fail(0)
+        assert any(f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said) != (call in quiet), (i, call, said)
+
+
+def test_memory_that_the_library_owns(gpu, ctx, tmp_path):
+    """cudaFree with the last view."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    memory = Memory(libc.malloc(64), 64, 1)
+    t = gpu.tensor_create_from_memory(ctx, ctypes.byref(memory), ctypes.byref(gpu.describe((16,), device=(2, 1))))
+    gpu.destroy(("tensor", t))
+    assert "cudaFree " in gpu.log()
+
+
+def test_the_fake_sees_what_is_not_ordered(library, tmp_path):
+    """Memory freed on one stream while another has not read it yet."""
+    program = f"""
+import ctypes
+fake = ctypes.CDLL({str(library.parent / "libfake.so")!r})
+pool, p, s, host = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), (ctypes.c_char * 64)()
+props = (ctypes.c_char * 256)()
+fake.cudaMemPoolCreate(ctypes.byref(pool), props)
+fake.cudaMallocFromPoolAsync(ctypes.byref(p), ctypes.c_size_t(64), pool, None)
+fake.cudaStreamCreateWithPriority(ctypes.byref(s), 1, 0)
+fake.cudaMemcpyAsync(host, p, ctypes.c_size_t(64), 4, s)
+fake.cudaFreeAsync(p, None)
+fake.cudaStreamSynchronize(None)
+fake.cudaStreamSynchronize(s)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and "a read of memory that was freed" in done.stderr
