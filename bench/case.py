@@ -45,7 +45,7 @@ class Case:
     @property
     def results(self):
         """What PyTorch's form of the forward returns, in order: outputs that nobody may leave out."""
-        return [a["name"] for a in (self.forward or self.f)["arguments"] if a["role"] == "out" and not a["nullable"] and a["name"] not in self.skip]
+        return [a["name"] for a in (self.forward or self.f)["arguments"] if a["role"] == "out" and not a["null"] and a["name"] not in self.skip]
 
     @property
     def saved(self):

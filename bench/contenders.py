@@ -33,7 +33,7 @@ def fill_saved(case, lib, pool, inputs, stream):
     """What a gradient is given of its forward: kf's own."""
     outputs = {n: inputs[n] for n in case.saved}
     for a in case.forward["arguments"]:
-        if a["role"] == "out" and a["name"] not in outputs and not a["nullable"] and a["name"] not in case.skip:
+        if a["role"] == "out" and a["name"] not in outputs and not a["null"] and a["name"] not in case.skip:
             outputs[a["name"]] = pool.scratch(case.size(a), "forward", a["name"])
     bound(case, case.forward, lib, pool, inputs, outputs, stream)()
 

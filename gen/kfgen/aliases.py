@@ -76,7 +76,7 @@ def _arguments(entry, f):
     wrong += [f"`{a}` is given twice" for a in sorted({a for a in given if given.count(a) > 1})]
     for name, a in has.items():
         default = defaults.get(name, a.get("default"))
-        if name not in given and not a.get("nullable") and default is None:
+        if name not in given and not a.get("null") and default is None:
             wrong.append(f"`{name}` is neither an argument nor has it a default")
         if name in defaults and (a["role"] == "in" or not _within(default, a)):
             wrong.append(f"the default of `{name}` is no number that {f['name']} takes")

@@ -153,6 +153,7 @@ class Op:
     integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
     updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
     layout: str = ""  # "channels", or as the operands' kinds have it
+    reduced: tuple = ()  # reductions of its elements that are ops of their own, as losses have
     reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted

@@ -1,30 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
-from kfgen import abi, aliases, contract, names
+from kfgen import abi, aliases, contract, formulas, names
 from kfgen.activation import bwd_reads_x
-from kfgen.dtypes import DTYPE, INT_DTYPES
+from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
+EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # of what is computed in
 
 
-def tensor(k, stream, act):
-    """A tensor argument. use: input, weight, output, saved (of the forward, for the backward), or gradient `of` another; var: the type variable
-    that its dtype is (of `variables`), or the dtype itself; absent: the number that NULL stands for; strides: its fields in the struct of strides,
-    the innermost first, those of the sizes in front of what lies side by side."""
-    unread = stream.role == "in" and not k.reads(stream, act)
+def null(k, stream, act):
+    """What a NULL pointer means: nothing that may be ("" then); the number `absent`; that it is not read, or not written."""
+    if stream.role != "in":
+        return "" if stream.required else "skipped"
+    return "unread" if not k.reads(stream, act) else "" if stream.absent is None else "absent"
+
+
+def index(k, stream):
+    """Of an operand that is the number of a column: what it may be, and what comes of any other."""
+    if stream.role != "in" or stream.name not in k.columns:
+        return None
+    return {"least": 0, "below": k.extents[-1], "outside": "no gradient" if k.bwd else "NaN"}
+
+
+def tensor(k, stream, act, backward):
+    """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
+    laid = [stream.name + level for level in k.levels] if stream.name in k.strided else []
+    summed = stream.of and stream.role != "in" and stream.kind != "half"
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
         "dtype": stream.dtype.word, "var": stream.var,
-        "nullable": unread or not stream.required or stream.absent is not None, "unread": unread, "absent": stream.absent,
+        "null": null(k, stream, act), "unread": stream.role == "in" and not k.reads(stream, act), "absent": stream.absent,
         "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
-        "strides": [stream.name + level for level in k.levels] if stream.name in k.strided else [],
-        "column": stream.role == "in" and stream.name in k.columns, "memory": "device",
-        "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
+        "strides": laid, "broadcast": bool(laid) and stream.role == "in",
+        "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
+        "summed_over": [extent for extent in k.extents if extent not in k.shape(stream)] if summed else [],
+        "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
+
+
+# What a NULL pointer means that is no tensor's.
+NULL = {"strides": "dense", "workspace": "no bytes"}
 
 
 def value(k, act, argument):
-    """Any other argument. default, least, most and unread: of scalars, None where nothing is said; memory: where what a pointer points to is."""
+    """Any other argument."""
     said = (k.op.said | act.said).get(argument.name) if argument.role in ("scalar", "integer", "act_scalar") else None
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
     if said:
@@ -34,7 +53,7 @@ def value(k, act, argument):
     if argument.role == "size":
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:
-        found |= {"memory": "host" if argument.role == "strides" else "device"}
+        found |= {"memory": "host" if argument.role == "strides" else "device", "null": NULL.get(argument.role, "")}
     return found
 
 
@@ -44,6 +63,31 @@ def variables(k):
     if k.op.types != "one":
         found.append({"name": "U", "dtype": k.dtypes[-1], "of": "results" if k.op.types == "pairs" else "weights"})
     return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])
+
+
+def tolerance(k, act):
+    """How far a result may be from the exact one: None where it is exact, or rounded once."""
+    compute = k.dtype.compute
+    if k.op.types == "pairs" or compute not in EPSILON:
+        return None
+    return {"factor": max(act.ulp[compute], 2.0), "epsilon": EPSILON[compute], "ulp": int(k.dtype.size < 4)}
+
+
+def autocast(k):
+    """What a framework that chooses dtypes for its user gives it: "float32" to sums and losses; tensors of several dtypes in the widest
+    ("promote"); else what it is given ("same")."""
+    if k.dtypes[0] not in FLOAT_DTYPES or k.op.types == "pairs":
+        return "same"
+    if k.graph.levels is not None or k.op.reduced:
+        return "float32"
+    return "promote" if sum(s.var == "T" and s.use != "gradient" for s in k.inputs) > 1 else "same"
+
+
+def saves(launcher, backward):
+    """What the backward reads of its forward's tensors."""
+    if not backward:
+        return []
+    return [s.name for s in backward.inputs if s.use != "gradient" and backward.reads(s, launcher.act)]
 
 
 def axes(k):
@@ -65,24 +109,34 @@ def cost(k, tensors):
 def of_kernel(k):
     """What its functions have in common."""
     return {"variables": variables(k), "axes": axes(k), "errors": contract.codes(k), "formula": contract.formulas(k), "flops": k.flops,
-            "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch}
+            "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
+            "permutable": {s.kind for s in k.streams} == {"elem"} and k.graph.levels is None and not k.dropout,
+            "backends": list(k.family.backends), "architecture": k.family.architecture}
 
 
-def function(launcher, user=None, common=None):
+def backward_of(k):
+    return k if k.bwd else k.family.backward(k.op, k.dtypes) if k.has_backward else None
+
+
+def function(launcher, user=None, common=None, backward=None):
+    """backward: the kernel of the gradients, where the caller has it."""
     k, act = launcher.kernel, launcher.act
+    backward = backward or backward_of(k)
     folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
-    tensors = [tensor(k, s, act) for s in k.inputs + k.outputs]
+    tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
     defaults = k.op.scalars | act.scalars
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     other = names.function(k.op.pattern, act.name, k.dtypes, not k.bwd, launcher.state)
     return {
-        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "family": k.family.name, "activation": act.name,
+        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
+        "base": names.fill(k.op.pattern, act.name), "family": k.family.name,
         "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
         "dtypes": list(k.dtypes), "bwd": k.bwd,
         "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
-        "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
+        "saves": saves(launcher, backward), "statements": names.formula(k.op.pattern, act.name, k.bwd), "tolerance": tolerance(k, act),
+        "stages": k.cuda.stages(launcher), "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
@@ -92,15 +146,29 @@ def function(launcher, user=None, common=None):
         "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
 
 
+def statements(kernels):
+    """{what functions have as `statements`: {library: lines}}: the same for all dtypes."""
+    found = {}
+    for k in kernels:
+        for act in k.acts:
+            key = names.formula(k.op.pattern, act.name, k.bwd)
+            if key not in found:
+                found[key] = {library: formulas.statements(k, act, library) for library in formulas.LIBRARIES}
+    return found
+
+
 def build(selection, user=None):
     """The whole manifest of a selection, in the order of the spec. user: the stem of spec files rendered beside the rest."""
-    found = [function(launcher, user, common) for k in selection.all_kernels() for common in [of_kernel(k)] for launcher in k.launchers]
+    kernels = selection.all_kernels()
+    backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
+    found = [function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
+             for k in kernels for common in [of_kernel(k)] for launcher in k.launchers]
     activations = [{
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]
     ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
-    return {"functions": found, "activations": activations, "ops": ops, "aliases": aliases.of(found, selection.ops), "abi_version": abi.version(),
-            "note": BYTES_NOTE}
+    return {"functions": found, "statements": statements(kernels), "activations": activations, "ops": ops,
+            "aliases": aliases.of(found, selection.ops), "abi_version": abi.version(), "note": BYTES_NOTE}
 
 
 # What include/kf/core calls its own.

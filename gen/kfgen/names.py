@@ -24,6 +24,11 @@ def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
     return "_".join(w for w in words if w)
 
 
+def formula(pattern, word, bwd=False):
+    """Of what all functions of an op, an activation and a direction compute."""
+    return fill(pattern, word) + ("_bwd" if bwd else "")
+
+
 def workspace(function_):
     """Of a function: its twin, which says how much workspace it needs."""
     return f"{function_}_workspace_bytes"

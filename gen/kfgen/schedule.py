@@ -69,6 +69,12 @@ class Cuda:
         acc = f"KF_{self.k.dtype.acc.word.upper()}"
         return [Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}")) for run in self.sum_runs for kernel in kernels]
 
+    def stages(self, launcher):
+        """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
+        values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
+        found = [self.instances, *([self.sum_kernels] if self.k.added else [])]
+        return [list(dict.fromkeys(i.name(values) for i in stage if i != NONE)) for stage in found]
+
     @property
     def keep_scale(self):
         return "rng.scale_f64" if self.k.dtype.compute == "f64" else "rng.scale"

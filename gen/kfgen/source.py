@@ -6,7 +6,6 @@ import re
 
 from kfgen import names
 from kfgen.render import ROOT, Renderer, Selection, with_acts
-from kfgen.schedule import NONE
 
 INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
 DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
@@ -74,9 +73,7 @@ def inline(path, files, inlined=lambda header: True):
 
 def kernel_names(launcher):
     """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
-    values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
-    k = launcher.kernel
-    return list(dict.fromkeys(i.name(values) for i in [*k.cuda.instances, *(k.cuda.sum_kernels if k.added else [])] if i != NONE))
+    return list(dict.fromkeys(name for stage in launcher.kernel.cuda.stages(launcher) for name in stage))
 
 
 def source(selection, name):

@@ -183,7 +183,7 @@ def _load_op(spec, file, pattern, f, builtin):
         types=f.get("types", str, "one", what='"one", "pairs" or "weights"'),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
-    reduced = _reduced_words(f, op)
+    op.reduced = reduced = tuple(_reduced_words(f, op))
     f.done()
     if not all(isinstance(name, str) for name in op.without):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')

@@ -146,5 +146,5 @@ def test_the_streams_device(device):
 
 def test_arguments_are_checked(device):
     for f in FUNCTIONS:
-        name = next(a["name"] for a in tensors_of(f) if a["role"] == "in" and not a.get("nullable") and not a.get("unread"))
+        name = next(a["name"] for a in tensors_of(f) if a["role"] == "in" and not a.get("null") and not a.get("unread"))
         Call(device, f).set(**{name: None}).refuses(NULL_POINTER, name)

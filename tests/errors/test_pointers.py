@@ -16,13 +16,13 @@ def test_the_valid_call(lib, functions):
 def test_null(lib, functions):
     for f in functions:
         for a in tensors_of(f):
-            if a["nullable"]:
+            if a["null"]:
                 Call(lib, f).set(**{a["name"]: None}).accepts(f"{a['name']} NULL", set(outputs(f)) - {a["name"]})
             else:
                 call = Call(lib, f).set(**{a["name"]: None})
                 call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements")
         # All that may be NULL together; the workspace too where nothing is asked for: then nothing is launched.
-        nullable = [a["name"] for a in tensors_of(f) if a["nullable"]]
+        nullable = [a["name"] for a in tensors_of(f) if a["null"]]
         call, wanted = Call(lib, f).set_all(nullable, None), [n for n in outputs(f) if n not in nullable]
         if not wanted:
             call.set(workspace=None, workspace_bytes=0)
@@ -42,5 +42,5 @@ def test_misaligned_to_the_element(lib, functions):
 def test_pointers_come_before_the_workspace(lib, functions):
     for f in functions:
         for a in tensors_of(f) if sums(f) else ():
-            if not a["nullable"]:
+            if not a["null"]:
                 Call(lib, f).set(workspace=None, **{a["name"]: None}).refuses(NULL_POINTER, a["name"])

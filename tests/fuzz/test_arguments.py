@@ -49,7 +49,7 @@ def meet(a, b):
 
 
 def operands_of(f, values, sizes):
-    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in", a["nullable"], a["unread"],
+    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in", a["null"], a["unread"],
                      a["same_as"], a["place_of"]) for a in tensors_of(f)]
     if f["dropout"]:
         found += [Operand(name, "one", 8, 1, values[name] if f["state"] else None, False, not f["state"], False, "") for name in ("seed", "offset")]

@@ -78,7 +78,82 @@ def test_uses():
     assert uses == {"x": "input", "weight": "weight", "bias": "weight", "out": "output", "mean": "saved", "rstd": "saved"}
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_batch_norm_train_f32"]).items()}
     assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == ["weight", "input", "output"]
-    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("column")} == {"label"}
+    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label"}
+
+
+def test_what_null_means():
+    """Of an input that is not read, or stands for a number; of an output that is not wanted; of what is no tensor."""
+    seen = {}
+    for f in FUNCTIONS.values():
+        for a in f["arguments"]:
+            assert ("null" in a) == ("kind" in a or "*" in a["ctype"]), (f["name"], a)
+            seen.setdefault(a.get("null"), set()).add(a["role"])
+            if "kind" in a:
+                assert (a["null"] == "unread") == a["unread"] and (a["absent"] is None or a["null"] in ("absent", "unread")), (f["name"], a)
+    assert seen == {"": {"in", "out", "seed_at", "offset_at"}, "unread": {"in"}, "absent": {"in"}, "skipped": {"out", "sum"}, "dense": {"strides"},
+                    "no bytes": {"workspace"}, None: set(seen[None])}
+    assert {n: a["null"] for n, a in tensors(FUNCTIONS["kf_layer_norm_relu_bwd_f32"]).items() if a["null"]} == {
+        "weight": "absent", "bias": "absent", "dx": "skipped", "dweight": "skipped", "dbias": "skipped"}
+
+
+def test_numbers_of_columns():
+    """What they may be, and what comes of any other."""
+    found = {(f["op"], f["bwd"]): a["index"] for f in FUNCTIONS.values() for a in tensors(f).values() if a["index"]}
+    assert found["nll", False] == {"least": 0, "below": "cols", "outside": "NaN"} and found["nll", True]["outside"] == "no gradient"
+    assert {op for op, _ in found} == {"cross_entropy", "cross_entropy_weighted", "cross_entropy_with_grad", "nll"}
+
+
+def test_what_a_backward_needs():
+    """Of its forward's inputs, outputs and saved values, for this activation."""
+    saved = {n: FUNCTIONS[n]["saves"] for n in ("kf_add_relu_f32", "kf_add_f32", "kf_layer_norm_f32", "kf_layer_norm_relu_f32", "kf_softmax_f32",
+                                                 "kf_cast_f32_f16", "kf_add_i32")}
+    assert saved == {"kf_add_relu_f32": ["a", "b"], "kf_add_f32": [], "kf_layer_norm_f32": ["x", "weight", "mean", "rstd"],
+                     "kf_layer_norm_relu_f32": ["x", "weight", "bias", "mean", "rstd"], "kf_softmax_f32": ["out"], "kf_cast_f32_f16": [],
+                     "kf_add_i32": []}
+    for f in FUNCTIONS.values():
+        backward = f["backward"] and tensors(FUNCTIONS[f["backward"]])
+        read = [n for n, a in backward.items() if a["role"] == "in" and a["use"] != "gradient" and not a["unread"]] if backward else []
+        assert f["saves"] == read and set(read) <= set(tensors(FUNCTIONS[f["forward"]])), f["name"]
+
+
+def test_which_inputs_have_a_gradient():
+    for f in FUNCTIONS.values():
+        given = {a["of"]: n for n, a in tensors(FUNCTIONS[f["backward"]]).items() if a["use"] == "gradient"} if f["backward"] else {}
+        for name, a in tensors(f).items():
+            assert a["gradient"] == given.get(name, ""), (f["name"], name)
+            elem = next(t["shape"] for t in tensors(f).values() if t["kind"] in ("elem", "half"))
+            summed = a["use"] == "gradient" and a["role"] != "in" and a["kind"] not in ("elem", "half")
+            assert a["summed_over"] == ([e for e in elem if e not in a["shape"]] if summed else []), (f["name"], name)
+    assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == ["outer", "length", "inner"]
+    assert tensors(FUNCTIONS["kf_layer_norm_f32"])["weight"]["gradient"] == "dweight"
+    assert tensors(FUNCTIONS["kf_scale_mask_softmax_f32"])["mask"]["gradient"] == ""
+
+
+def test_stages():
+    """The kernels that each launch chooses from: those of sums in a stage of their own."""
+    one, two = FUNCTIONS["kf_bias_gelu_bf16"]["stages"], FUNCTIONS["kf_bias_gelu_bwd_bf16"]["stages"]
+    assert len(one) == 1 and len(two) == 2 and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0] and two[1] == ["kfk_sum_partials<KF_F32, KF_BF16>"]
+    for f in FUNCTIONS.values():
+        assert all(f["stages"]) and len(f["stages"]) == 1 + any(a["role"] == "sum" for a in f["arguments"]) or f["family"] == "reduce", f["name"]
+        assert len({name for stage in f["stages"] for name in stage}) == sum(map(len, f["stages"]))
+
+
+def test_how_frameworks_use_it():
+    """The dtypes that autocast gives it; whether its elements may be visited in any order; where it runs."""
+    assert {n: FUNCTIONS[n]["autocast"] for n in ("kf_add_relu_f32", "kf_gelu_f32", "kf_softmax_f32", "kf_mse_f32", "kf_mse_mean_f32", "kf_add_i32",
+                                                  "kf_cast_f16_f32", "kf_silu_mul_bwd_f32")} == {
+        "kf_add_relu_f32": "promote", "kf_gelu_f32": "same", "kf_softmax_f32": "float32", "kf_mse_f32": "float32", "kf_mse_mean_f32": "float32",
+        "kf_add_i32": "same", "kf_cast_f16_f32": "same", "kf_silu_mul_bwd_f32": "promote"}
+    permutable = {f["op"] for f in FUNCTIONS.values() if f["permutable"]}
+    assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {"{act}_dropout", "bias_{act}", "softmax", "{act}_glu", "sum"}
+    assert all(f["backends"] == ["cuda", "c"] and f["architecture"] == 75 and f["base"] for f in FUNCTIONS.values())
+    assert FUNCTIONS["kf_bias_gelu_bwd_bf16"]["base"] == "bias_gelu"
+
+
+def test_tolerance():
+    assert FUNCTIONS["kf_gelu_bf16"]["tolerance"] == {"factor": 7, "epsilon": 2.0**-23, "ulp": 1}
+    assert FUNCTIONS["kf_add_f64"]["tolerance"] == {"factor": 2, "epsilon": 2.0**-52, "ulp": 0}
+    assert [n for n, f in FUNCTIONS.items() if f["tolerance"] is None] == [n for n, f in FUNCTIONS.items() if f["op"] == "cast" or f["integer"]]
 
 
 def test_type_variables():
@@ -170,6 +245,7 @@ def test_strides():
         assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (given and given[0]["struct"], fields), f["name"]
         assert len(set(fields)) == len(fields)
         for name, a in tensors(f).items():
+            assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
             assert bool(a["strides"]) == (bool(given) and a["kind"] == "elem"), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
             assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == name)

@@ -69,7 +69,7 @@ def each_on_gpu(functions):
 def numbers(lib, memory, f, whole=None):
     for sizes, values, shift in cases.runs(f, lib.backend == "cuda", whole):
         checks.run(lib, memory, f, sizes, values, shift=shift)
-    absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("nullable") and not a["unread"])
+    absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("null") and not a["unread"])
     for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are
         for sizes, shift in cases.shapes(f)[:2]:
             checks.run(lib, memory, f, sizes, shift=shift, drop=drop)

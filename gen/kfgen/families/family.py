@@ -7,6 +7,8 @@ from kfgen.entries import SpecError
 class Family:
     name = ""
     kernel = None  # the class of its kernels
+    backends = ("cuda", "c")
+    architecture = 75  # the least of CUDA's that it runs on
     # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes,
     # but in forms of `sizes`: {form: the sizes}.
     forms = {}
@@ -15,6 +17,8 @@ class Family:
     # is no axis, {size: what it is the product of})}: "all" dimensions; those "before" the axis, the "axis" itself, those "after" it; the axis in
     # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing.
     axes = {}
+    split = {}  # extents that results of a row differ along in part: {form: {extent: what it is the product of}}
+    row_kinds = ()  # kinds of what is one per row
     # Strides of a tensor of such a form, the innermost first: what each adds to its name. What lies side by side has none.
     levels = {}
     kinds = ()  # of operands, as a spec names them

@@ -181,6 +181,7 @@ class RowsKernel(Kernel):
 
 class OverRows(Family):
     oracle = "rows"
+    row_kinds = PER_ROW
     reads = ()  # what expressions may read of a call's sizes
     own_names = ()
     dropout = True

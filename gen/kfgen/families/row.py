@@ -53,6 +53,7 @@ class Row(OverRows):
              "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
              "groups": {"elem": "outer, length, channels, inner", "group": "channels", "per_group": "outer, groups"},
              "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
+    split = {"groups": {"channels": ("groups", "channels // groups")}}
     long_rows = ("planes", "groups", "channels")
     sizes = {"groups": "outer, length, groups, channels, inner"}
     axes = {"rows": (-1, {"rows": "before", "cols": "axis"}), "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),

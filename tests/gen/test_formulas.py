@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements of NumPy and torch that the manifest has of each formula give what the `ref` fields give, which share no code with them."""
+
+import ast
+
+import cases
+import checks
+import kflib
+import numpy as np
+import pytest
+import scipy.special as sp
+from storage import STORAGE, from_float, to_float
+
+MANIFEST = kflib.manifest()
+# A function of each formula: in f64, or where there is none of it, such as casts to it, in the dtypes that come first.
+BY_FORMULA = {f["statements"]: f for f in reversed(MANIFEST["functions"]) if f["dtypes"] == ["f64"] and not f["state"]}
+# Every op in both directions, and every activation.
+SAMPLE = [name for name, f in BY_FORMULA.items() if f["activation"] in ("none", "gelu") or f["op"] in ("{act}", "layer_norm_{act}")]
+TORCH = {"abs", "amax", "amin", "arange", "as_tensor", "broadcast_to", "cat", "clamp", "cos", "erf", "erfc", "exp", "expm1", "float64", "full", "log",
+                   "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where"}
+METHODS = {"reshape", "to", "dtype", "device"}
+
+
+class NoLibrary:
+    def workspace_bytes(self, f, sizes):
+        return 0
+
+
+def call_of(f):
+    """Of a shape whose sizes all differ, or nearly."""
+    shapes = [sizes for sizes, _ in cases.shapes(f, whole=False) if all(sizes) and np.prod(sizes) < 4000]
+    return checks.Layout(NoLibrary(), f, max(shapes, key=lambda s: (len(set(s)), np.prod(s))))
+
+
+def environment(call):
+    """What the statements read."""
+    f = call.f
+    found = dict(zip(f["sizes"], call.sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), mask_of(call)))
+    for name, a in call.tensors.items():
+        if a["role"] == "in" and not a["unread"]:
+            whole = STORAGE[a["dtype"]] not in (np.uint16, np.float32, np.float64)
+            found[name] = call.data[name] if whole else to_float(call.data[name], a["dtype"])
+    return found
+
+
+def mask_of(call):
+    return [m.reshape(call.sizes) if np.ndim(m) else m for m in call.mask()]
+
+
+def stored(call, values):
+    """The outputs as the function would store them, of the shapes that the manifest has."""
+    found = {}
+    for name, a in call.tensors.items():
+        if a["role"] != "in":
+            value = np.asarray(values[name])
+            assert value.shape == call.data[name].shape, (call.where, name, value.shape)
+            found[name] = value.astype(STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(value.astype(np.float64), a["dtype"])
+    return found
+
+
+def test_every_function_has_them():
+    assert {f["statements"] for f in MANIFEST["functions"]} == set(MANIFEST["statements"])
+    assert {f["statements"] for f in MANIFEST["functions"]} - set(BY_FORMULA) == {"cast"}  # which has no f64 alone
+
+
+@pytest.mark.parametrize("name", cases.by_level(SAMPLE, list(BY_FORMULA)))
+def test_numpy(name):
+    call = call_of(BY_FORMULA[name])
+    names = environment(call) | {"T": np.float64}
+    with np.errstate(all="ignore"):
+        exec("\n".join(MANIFEST["statements"][name]["numpy"]), {"np": np, "sp": sp}, names)
+    call.check(stored(call, names))
+
+
+@pytest.mark.parametrize("name", cases.by_level(SAMPLE, list(BY_FORMULA)))
+def test_torch(name):
+    torch = pytest.importorskip("torch")
+    call = call_of(BY_FORMULA[name])
+    arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in environment(call).items()}
+    names = arrays | {"T": torch.float64}
+    exec("\n".join(MANIFEST["statements"][name]["torch"]), {"torch": torch}, names)
+    call.check(stored(call, {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in names.items()}))
+
+
+def test_words_of_torch():
+    """Where torch is not installed: they are Python, and call nothing but these."""
+    seen = set()
+    for name, of in MANIFEST["statements"].items():
+        for node in ast.walk(ast.parse("\n".join(of["torch"]))):
+            if isinstance(node, ast.Attribute):
+                owner = ast.unparse(node.value)
+                assert node.attr in (TORCH if owner == "torch" else METHODS), (name, ast.unparse(node))
+                seen |= {node.attr} if owner == "torch" else set()
+            assert not isinstance(node, (ast.Import, ast.Lambda, ast.FunctionDef)), name
+    assert len(seen) > 20 and seen <= TORCH
