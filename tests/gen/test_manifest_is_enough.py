@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what `kfgen list --json` prints alone (tests/support/from_manifest.py): shapes for fake kernels, prototypes of calls on tensors, a program
+that makes two calls through one workspace, results by the formulas. What they are compared with comes from the tests' own tools."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import cases
+import checks
+import from_manifest
+import kflib
+import numpy as np
+import pytest
+import scipy.special as sp
+
+# A function for each thing that formulas may have, in float64: what is compared is the formula, not rounding.
+FEATURES = {
+    "elements": "kf_add_mish_f64", "scalars": "kf_leaky_relu_scale_bwd_f64", "rows": "kf_bias_gelu_bwd_f64", "halves": "kf_silu_glu_bwd_f64",
+    "channels": "kf_batch_norm_tanh_bwd_f64", "dropout": "kf_bias_relu_dropout_bwd_f64", "sums of a row": "kf_layer_norm_f64",
+    "saved values": "kf_layer_norm_bwd_f64", "an output that others read": "kf_add_rms_norm_f64", "planes": "kf_instance_norm_bwd_f64",
+    "groups": "kf_group_norm_relu_bwd_f64", "rows that are channels": "kf_batch_norm_train_f64", "queries": "kf_scale_causal_softmax_f64",
+    "masks": "kf_scale_bool_mask_softmax_f64", "labels": "kf_cross_entropy_bwd_f64", "picked weights": "kf_cross_entropy_weighted_f64",
+    "an axis": "kf_std_bwd_f64", "products": "kf_prod_bwd_f64"}
+TWO = (("kf_layer_norm_bwd_f32", {"rows": 300, "cols": 64}), ("kf_bias_bwd_f32", {"rows": 5000, "cols": 96}))
+TYPES = """#include <stdint.h>
+typedef enum { KF_SUCCESS } kf_result_t;
+typedef struct kf_context_t kf_context_t;
+typedef struct kf_tensor_t kf_tensor_t;
+typedef struct kf_stream_t kf_stream_t;
+"""
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    path = tmp_path_factory.mktemp("manifest") / "manifest.json"
+    with open(path, "w") as out:
+        subprocess.run([sys.executable, kflib.ROOT / "gen/bin/kfgen", "list", "--json"], stdout=out, check=True)
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def functions(manifest):
+    return {f["name"]: f for f in manifest["functions"]}
+
+
+def test_nothing_else_is_read():
+    tree = ast.parse((kflib.ROOT / "tests/support/from_manifest.py").read_text())
+    assert [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)] == ["import math"]
+
+
+def test_it_is_what_tests_read(manifest):
+    assert manifest == json.loads(json.dumps(kflib.manifest()))
+
+
+def more_dimensions(f, sizes):
+    """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one."""
+    elem = next(a for a in from_manifest.tensors(f) if a["kind"] in ("elem", "half"))
+    shape, parts = from_manifest.extents(elem, sizes), set(f["axes"]["sizes"].values())
+    if f["form"] == "groups":
+        shape = shape[:1] + shape[2:]
+    axis = f["axes"]["axis"]
+    axis = None if axis is None else 1 if "after" in parts else axis
+    front = (2,) if parts & {"all", "before", "all but three"} else ()
+    back = (3,) if "after" in parts else ()
+    return front + shape + back, None if axis is None else axis + len(front) if axis >= 0 else axis
+
+
+def test_fake_kernels(functions):
+    """Of every function, for a tensor of more dimensions than it has sizes: what checks.py allocates for those sizes."""
+    for f in functions.values():
+        sizes, groups = dict(zip(f["sizes"], cases.shapes(f)[0][0])), 1
+        if f["form"] == "groups":
+            sizes, groups = sizes | {"length": 1}, sizes["groups"]
+        shape, axis = more_dimensions(f, sizes)
+        found = from_manifest.sizes_of(f, shape, axis, groups)
+        assert list(found) == f["sizes"] and found != sizes, f["name"]
+        if any(a["kind"] == "half" for a in from_manifest.tensors(f)):
+            found |= {"cols": found["cols"] // 2}
+        made = from_manifest.fake(f, found)
+        assert made and all(want == (checks.shape_of(f, tuple(found.values()), a), a["dtype"]) for a in from_manifest.tensors(f, "out", "sum")
+                            for want in [made[a["name"]]]), f["name"]
+        whole = [np.prod(s) for name, (s, _) in made.items() if next(a for a in f["arguments"] if a["name"] == name)["kind"] == "elem"]
+        assert all(n == np.prod(shape) / (2 if "half" in {a["kind"] for a in from_manifest.tensors(f)} else 1) for n in whole), f["name"]
+
+
+def test_prototypes(functions, tmp_path):
+    """One for all dtypes of a function; a C compiler takes them."""
+    found = {}
+    for f in functions.values():
+        found.setdefault((f["base"], f["bwd"], f["state"]), set()).add(from_manifest.fused(f))
+    assert all(len(texts) == 1 for texts in found.values()), [texts for texts in found.values() if len(texts) > 1][:3]
+    texts = sorted(text for texts in found.values() for text in texts)
+    assert len(texts) > 700 and len({text.split("(")[0] for text in texts}) == len(texts)
+    assert ("kf_result_t kf_fused_layer_norm_gelu(kf_context_t *context, const kf_tensor_t *x, const kf_tensor_t *weight, const kf_tensor_t *bias, "
+            "kf_tensor_t *out, kf_tensor_t *mean, kf_tensor_t *rstd, double eps, kf_stream_t *stream);") in texts
+    (tmp_path / "fused.h").write_text(TYPES + "\n".join(texts) + "\n")
+    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wpedantic", "-fsyntax-only", "-x", "c", tmp_path / "fused.h"], check=True)
+
+
+def test_two_calls_through_one_workspace(functions, tmp_path):
+    source = tmp_path / "two.c"
+    source.write_text(from_manifest.composition([(functions[name], sizes) for name, sizes in TWO]))
+    include = [word for d in kflib.render(tmp_path) for word in ("-isystem", d)]
+    subprocess.run(["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", *include, source, "-o", tmp_path / "two", "-lm"], check=True)
+    said = subprocess.run([tmp_path / "two"], capture_output=True, text=True, check=True).stdout
+    rows = [[int(word) for word in line.split()] for line in said.splitlines()]
+    workspace = 5
+    assert [row[1:] for row in rows] == [[0, workspace]] * 2 and all(row[0] > 0 for row in rows) and rows[0][0] != rows[1][0], said
+
+
+@pytest.fixture(scope="module")
+def library(functions):
+    found = [functions[name] for name in FEATURES.values()]
+    return kflib.Lib("cpu", kflib.library("cpu", found, kflib.ROOT / "build/tests/enough", flags=["-O1"]))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_formulas(feature, manifest, functions, library):
+    """A call's results are those of the statements of NumPy."""
+    f = functions[FEATURES[feature]]
+    sizes = {"flat": (37,), "rows": (5, 12), "planes": (3, 4, 10), "channels": (3, 4, 10), "groups": (2, 3, 2, 6, 5), "heads": (2, 3, 5, 7),
+             "axis": (3, 8, 5)}[f["form"]]
+    call = checks.Layout(library, f, sizes)
+    memory = checks.CpuMemory()
+    result, back = memory.run(call.image, lambda base: library.call(f, call.given(base)))
+    assert result == 0, library.detail
+    names = dict(zip(f["sizes"], sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), call.mask())) | {"T": np.float64}
+    names |= {name: call.data[name] for name, a in call.tensors.items() if a["role"] == "in" and not a["unread"]}
+    want = from_manifest.evaluate(manifest, f, names, np, sp)
+    for name, got in call.outputs(back).items():
+        np.testing.assert_allclose(got, want[name], rtol=1e-12, atol=1e-12, err_msg=f"{f['name']}: {name}")
