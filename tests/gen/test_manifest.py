@@ -5,6 +5,7 @@ import math
 
 import cases
 import checks
+import from_manifest
 import kflib
 import pytest
 
@@ -14,21 +15,6 @@ TENSOR = {"input", "weight", "output", "saved", "gradient"}
 
 def tensors(f, *uses):
     return {a["name"]: a for a in f["arguments"] if a.get("use") in (uses or TENSOR)}
-
-
-def sizes_of(f, shape, axis=None, groups=1):
-    """What a frontend does with a tensor of any number of dimensions."""
-    default, parts = f["axes"]["axis"], f["axes"]["sizes"]
-    at = None if default is None else (default if axis is None else axis) % len(shape)
-    found = {"all": lambda: math.prod(shape), "before": lambda: math.prod(shape[:at]), "axis": lambda: shape[at],
-             "after": lambda: math.prod(shape[at + 1:]), "one": lambda: 1, "groups": lambda: groups,
-             "all but three": lambda: math.prod(shape[:-3])}
-    return {s: shape[what] if isinstance(what, int) else found[what]() for s, what in parts.items()}
-
-
-def fake(f, sizes):
-    """The shapes of what a function writes, as a framework's fake kernel gives them."""
-    return {name: tuple(eval(extent, {}, sizes) for extent in a["shape"]) for name, a in tensors(f).items() if a["role"] != "in"}
 
 
 @pytest.mark.parametrize("name, shape, options, sizes, shapes", [
@@ -43,16 +29,16 @@ def fake(f, sizes):
     ("kf_gelu_glu_f32", (3, 8), {}, None, {"out": (3, 8)})])
 def test_shapes_from_any_tensor(name, shape, options, sizes, shapes):
     f = FUNCTIONS[name]
-    found = sizes_of(f, shape, **options)
+    found = from_manifest.sizes_of(f, shape, **options)
     assert sizes is None or found == sizes
-    assert fake(f, found) == shapes
+    assert {name: shape for name, (shape, _) in from_manifest.fake(f, found).items()} == shapes
 
 
 def test_shapes_are_those_of_the_calls():
     for f in FUNCTIONS.values():
         sizes = dict(zip(f["sizes"], cases.shapes(f)[0][0]))
         for a in tensors(f).values():
-            assert tuple(eval(extent, {}, sizes) for extent in a["shape"]) == tuple(checks.shape_of(f, tuple(sizes.values()), a)), (f["name"], a)
+            assert from_manifest.extents(a, sizes) == tuple(checks.shape_of(f, tuple(sizes.values()), a)), (f["name"], a)
 
 
 def test_counterparts():
@@ -222,7 +208,7 @@ def test_cost():
     for f in FUNCTIONS.values():
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"]]
-        found = sum(math.prod(eval(extent, {}, sizes) for extent in a["shape"]) * kflib.SIZE[a["dtype"]] for a in moved)
+        found = sum(math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved)
         extents = len(f["sizes"]) - ("groups" in f["sizes"])
         assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/manifest.md has every field of the manifest and none beside, of the type that its values have, and its examples are such values."""
+
+import json
+import re
+
+import kflib
+from conftest import ROOT
+
+PAGE = (ROOT / "docs/manifest.md").read_text()
+TABLE = re.compile(r"<!-- table: (\w+) -->\n\| field .*\n\|:--.*\n((?:\|.*\n)+)")
+TYPES = {"text": lambda v: isinstance(v, str), "bool": lambda v: isinstance(v, bool), "table": lambda v: isinstance(v, dict),
+         "whole": lambda v: type(v) is int, "number": lambda v: type(v) in (int, float), "null": lambda v: v is None,
+         "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
+         "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
+         "lists": lambda v: isinstance(v, list) and all(isinstance(x, list) for x in v)}
+
+
+def things():
+    """{what a table of the page is about: all there is of it}."""
+    m = kflib.manifest()
+    arguments = [a for f in m["functions"] for a in f["arguments"]]
+    tensors = [a for a in arguments if "kind" in a]
+    return {"manifest": [m], "function": m["functions"], "tensor": tensors, "argument": [a for a in arguments if "kind" not in a],
+            "index": [a["index"] for a in tensors if a["index"]], "variable": [v for f in m["functions"] for v in f["variables"]],
+            "axes": [f["axes"] for f in m["functions"]], "statements": list(m["statements"].values()),
+            "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]], "cost": [f["cost"] for f in m["functions"]],
+            "activation": m["activations"], "op": m["ops"], "alias": m["aliases"]}
+
+
+def documented():
+    """{table: [(fields of a line, its types, its example)]}."""
+    found = {}
+    for name, rows in TABLE.findall(PAGE):
+        for row in rows.splitlines():
+            fields, types, _, example = (cell.strip() for cell in row[1:-1].split("|"))
+            found.setdefault(name, []).append((fields.split(", "), types.split(" or "), example.strip("`")))
+    return found
+
+
+def test_every_field():
+    said, there = documented(), things()
+    assert said.keys() == there.keys()
+    for name, rows in said.items():
+        fields = [field for of_row, _, _ in rows for field in of_row]
+        assert sorted(fields) == sorted({key for thing in there[name] for key in thing}), name
+
+
+def test_types_and_examples():
+    there = things()
+    for name, rows in documented().items():
+        for fields, types, example in rows:
+            values = [thing[field] for field in fields for thing in there[name] if field in thing]
+            wrong = next((v for v in values if not any(TYPES[t](v) for t in types)), None)
+            assert wrong is None, (name, fields, types, wrong)
+            assert [t for t in types if not any(map(TYPES[t], values))] == [], (name, fields)
+            assert not example or json.loads(example) in values, (name, fields, example)
