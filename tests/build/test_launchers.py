@@ -145,6 +145,24 @@ kf_result_t cpu(const double *x, double *out) { return kf_cpu_gelu_f64(x, out, 1
 """
 
 
+STRIDED = """#include <kf/{header}>
+kf_result_t strided(const float *x, float *out, struct CUstream_st *stream)
+{{
+    kf_softmax_strides_t strides = {{0}};
+    strides.x = KF_BROADCAST;
+    return {call};
+}}
+"""
+
+
+def test_header_alone_in_plain_c(include, own, tmp_path):
+    """It declares the structs of strides itself, which nothing else includes for it."""
+    of_kf = STRIDED.format(header="kf_launchers.h", call="kf_softmax_f32(x, out, 2, 3, &strides, stream)")
+    for text, folders in ((of_kf, include), ("#include <kf/kf_my_launchers.h>\nextern int not_empty;\n", own)):
+        (tmp_path / "alone.c").write_text(text)
+        passes("gcc", "-std=c11", "-fsyntax-only", *WARNINGS, *(f"-I{d}" for d in folders), tmp_path / "alone.c")
+
+
 @pytest.mark.parametrize("dialect", cases.by_level(["c11"], ["c11", "c++17"]))
 def test_one_name_one_thing(dialect, include, tmp_path):
     """A name that ends with a dtype word is a launcher; an activation on one double ends with `double`."""
