@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the generator's inputs are: in the checkout or, installed by pip, in the package itself (setup.py puts them there)."""
 
+import hashlib
 import pathlib
 import re
 
@@ -20,3 +21,11 @@ def own_headers():
     """The hand-written headers, as they are included: kf/core/..., kf/runtime/... and kf/runtime.h."""
     found = [p for folder in ("core", "runtime") for p in (INCLUDE / "kf" / folder).iterdir() if p.suffix in (".h", ".cuh")]
     return sorted(p.relative_to(INCLUDE).as_posix() for p in [*found, INCLUDE / "kf/runtime.h"])
+
+def digest():
+    """Of all that decides what is generated: names the folder of files that were made from it."""
+    found = hashlib.sha256()
+    for folder, pattern in ((HERE, "*.py"), (TEMPLATES, "*.j2"), (SPECS, "*.toml"), (INCLUDE / "kf", "*.*h")):
+        for path in sorted(folder.rglob(pattern)):
+            found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]

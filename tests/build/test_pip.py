@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator installed by pip: it needs nothing of the checkout that it came from."""
+"""Installed by pip, generator and Python package: they need nothing of the checkout that they came from."""
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -12,11 +13,12 @@ import ways
 from ways import run
 
 pytest.importorskip("setuptools", reason="no setuptools")
+FEW = {"KF_WHEEL_OPS": "bias", "KF_WHEEL_ACTIVATIONS": "gelu"}  # of the C library, whose other functions tests/frontends builds
 
 
 @pytest.fixture(scope="module")
 def environment(once):
-    """A virtual environment with kfgen in it; jinja2 and setuptools are those of the tests: nothing is fetched."""
+    """A virtual environment with kf in it; jinja2, numpy and setuptools are those of the tests: nothing is fetched."""
     return once("pip", installed)
 
 
@@ -26,7 +28,7 @@ def installed(folder):
     [packages] = (folder / "venv/lib").glob("python3*/site-packages")
     (packages / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     pip = f"{sys.executable} -m pip --python {folder}/venv/bin/python install --no-index --no-deps --no-build-isolation"
-    ways.shell(ways.snippet("pip", [("pip install", pip)]), source)
+    ways.shell(ways.snippet("pip", [("pip install", pip)]), source, **FEW)
     shutil.rmtree(source)
     return folder / "venv"
 
@@ -58,22 +60,48 @@ def test_commands(environment, tmp_path):
     run("gcc", "-std=c11", "-fsyntax-only", tmp_path / "one.c")
 
 
+def test_package(environment, tmp_path):
+    """A call of the C library that pip compiled, and what it was compiled for."""
+    said = run(environment / "bin/python", "-c", """
+import kernel_fusion as kf, numpy as np
+print(kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32)).astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
+""", cwd=tmp_path)
+    assert said.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), said
+
+
+def wheel(tmp_path, folder, **chosen):
+    """(its name, {file: size}, metadata)"""
+    run(sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", tmp_path / "wheels", folder, **chosen)
+    [found] = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(found) as z:
+        metadata = z.read(next(n for n in z.namelist() if n.endswith("METADATA"))).decode()
+        return found, {i.filename: i.compress_size for i in z.infolist()}, metadata
+
+
 @pytest.mark.level(2)
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
 def test_wheel(tmp_path, source):
-    """Small, without a compiled file, and with no requirement but jinja2; from a checkout, and from a source distribution."""
+    """Without kernels: small, without a compiled file, for every platform; from a checkout, and from a source distribution."""
     folder = ways.copy(tmp_path / "checkout")
     if source == "sdist":
         run(sys.executable, "-c", f"import setuptools.build_meta as b; b.build_sdist({str(tmp_path)!r})", cwd=folder)
         [folder] = tmp_path.glob("*.tar.gz")
-    run(sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", tmp_path, folder)
-    [wheel] = tmp_path.glob("*.whl")
-    assert wheel.name == f"kfgen-{ways.VERSION}-py3-none-any.whl" and wheel.stat().st_size < 5e6
-    with zipfile.ZipFile(wheel) as z:
-        names, metadata = z.namelist(), z.read(next(n for n in z.namelist() if n.endswith("METADATA"))).decode()
-    assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist")] == ["Requires-Dist: jinja2>=3.1"]
+    found, files, metadata = wheel(tmp_path, folder, KF_WHEEL_OPS="none")
+    assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-any.whl" and found.stat().st_size < 1e6
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert required == ["Requires-Dist: jinja2>=3.1", "Requires-Dist: numpy>=1.24"]
     wanted = {f"kfgen/data/{p.relative_to(ways.ROOT).as_posix()}" for folder, pattern in
               (("templates", "*.j2"), ("gen/spec", "*.toml"), ("include/kf/core", "*.*h")) for p in (ways.ROOT / folder).rglob(pattern)}
-    assert {n for n in names if n.startswith("kfgen/data/")} == wanted
-    assert not [n for n in names if not n.startswith(("kfgen/", f"kfgen-{ways.VERSION}.dist-info/"))]
-    assert any(n.endswith("LICENSE") for n in names)
+    assert {n for n in files if n.startswith("kfgen/data/")} == wanted
+    assert not [n for n in files if not n.startswith(("kfgen/", "kernel_fusion/", f"kernel_fusion-{ways.VERSION}.dist-info/"))]
+    assert {"kernel_fusion/ops.json", "kernel_fusion/py.typed", "kernel_fusion/native/packed.h"} <= set(files)
+    assert any(n.endswith("LICENSE") for n in files) and not any(n.endswith(".so") for n in files)
+
+
+@pytest.mark.level(2)
+def test_whole_wheel(tmp_path):
+    """All ops for three instruction sets, by whatever compilers there are: its size, which bench/NOTES.md explains."""
+    found, files, _ = wheel(tmp_path, ways.copy(tmp_path / "checkout"), KF_WHEEL_ISA="v2,v3,v4", KF_WHEEL_JOBS=os.cpu_count())
+    assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
+    assert {n for n in files if n.endswith(".so")} == {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
+    assert found.stat().st_size < 8e6, files

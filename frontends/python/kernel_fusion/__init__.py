@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf's fused deep-learning kernels for Python: `import kernel_fusion as kf`. Importing it needs no framework, compiler or GPU.
+
+kf.ops          every op, over NumPy arrays
+kf.info()       which library is used, and what was copied
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kernel_fusion._info import cuda_available, get_include, info, version
+from kernel_fusion._library import get_threads, set_threads
+
+if TYPE_CHECKING:
+    from kernel_fusion import ops as ops
+
+    CUDA_AVAILABLE: bool
+    EXTENSION_LOADED: bool
+
+__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "get_include", "get_threads", "info", "ops", "set_threads"]
+__version__ = version()
+
+
+def __getattr__(name: str) -> Any:
+    """What takes time is looked at when somebody asks."""
+    if name == "ops":
+        return importlib.import_module("kernel_fusion.ops")
+    if name == "EXTENSION_LOADED":
+        from kernel_fusion import _library
+
+        found = _library.available()
+    elif name == "CUDA_AVAILABLE":
+        found = cuda_available()
+    else:
+        raise AttributeError(f"module 'kernel_fusion' has no attribute '{name}'")
+    globals()[name] = found
+    return found

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers give an op: the signature that follows from its entry, and the values sorted by what they are."""
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from kernel_fusion._plan import check_value
+from kernel_fusion._table import Call, Op, Value
+
+WORDS = ("f32", "f16", "bf16", "f64", "i32", "i64")
+LONG = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64"}
+PROBABILITY = Value("p", 0.5, 0, 1)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    where: str
+    tensors: tuple[Any, ...]  # one for each input, None where it is absent
+    scalars: tuple[float, ...]  # the op's, the activation's, p
+    integers: tuple[int, ...]
+    axis: int = -1
+    flatten: bool = False  # dim=None: all dimensions are one
+    groups: int = 1
+    second: str | None = None
+    rng: Any = None
+    out: Any = None
+
+
+def parameters(op: Op, activation: str) -> list[Parameter]:
+    """In the order of the C function's arguments; what may be left out behind what may not."""
+    inputs = sorted(op.forward.inputs, key=lambda t: t.nullable)
+    found = [Parameter(t.name, Parameter.POSITIONAL_OR_KEYWORD, default=None if t.nullable else Parameter.empty) for t in inputs]
+    if op.second == "results":
+        found.append(Parameter("dtype", Parameter.POSITIONAL_OR_KEYWORD))
+    more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
+    more |= {"dim": op.axis} if op.has_axis else {}
+    more |= {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])}
+    more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
+    return found + [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in {**more, "out": None}.items()]
+
+
+@functools.cache
+def signature(op: Op, activation: str) -> inspect.Signature:
+    return inspect.Signature(parameters(op, activation))
+
+
+def dtype_word(where: str, dtype: Any) -> str:
+    """kf's word for a dtype that is said in any framework's way."""
+    text = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    word = LONG.get(text, text)
+    if word not in WORDS:
+        raise TypeError(f"{where}: dtype is {dtype}, expected one of {', '.join(LONG)}")
+    return word
+
+
+def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tuple[float, ...]:
+    found = []
+    for v in values:
+        value = given[v.name]
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise TypeError(f"{where}: {v.name} is {type(value).__name__}, expected a number")
+        check_value(where, v, value)
+        found.append(float(value))
+    return tuple(found)
+
+
+def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...]:
+    for v in call.integers:
+        if isinstance(given[v.name], bool) or not hasattr(given[v.name], "__index__"):
+            raise TypeError(f"{where}: {v.name} is {type(given[v.name]).__name__}, expected a whole number")
+    return tuple(given[v.name].__index__() for v in call.integers)
+
+
+def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    where = f"kf.{op.word(activation)}"
+    try:
+        bound = signature(op, activation).bind(*args, **kwargs)
+    except TypeError as e:
+        raise TypeError(f"{where}{signature(op, activation)}: {e}") from None
+    bound.apply_defaults()
+    a = bound.arguments
+    values = [*op.forward.scalars, *op.scalars[activation]]
+    if op.dropout:
+        values.append(PROBABILITY)
+        a["p"] = a["p"] if a["training"] else 0.0
+    axis = a.get("dim", op.axis)
+    return Arguments(where, tuple(a[t.name] for t in op.forward.inputs), scalars(where, values, a), integers(where, op.forward, a),
+                     axis=-1 if axis is None else axis, flatten=op.has_axis and axis is None, groups=a.get("groups", 1),
+                     second=dtype_word(where, a["dtype"]) if op.second == "results" else None, rng=a.get("rng"), out=a["out"])

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds what of this package is generated: the table of ops, type stubs, and kf's C kernels as shared libraries, one for each instruction set.
+setup.py calls it, and tests do, for a package beside the checkout. It needs kfgen and a C compiler, which the package itself does not.
+
+KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no library. Default: all.
+KF_WHEEL_ACTIVATIONS  default: NAMED below; "all": all.
+KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's.
+KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from kfgen import frontend, manifest, packed
+from kfgen import spec as specs
+from kfgen.paths import INCLUDE
+from kfgen.render import Renderer, Selection, write_all
+
+from kernel_fusion import _isa
+
+NATIVE = pathlib.Path(__file__).resolve().parent / "native"
+# Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
+NAMED = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+COMPILE = ("-std=c11", "-O2", "-ftree-vectorize", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-ffunction-sections",
+           "-fdata-sections", "-fno-asynchronous-unwind-tables")
+LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,--hash-style=gnu")
+OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all"))  # where the compiler has them: gcc's vectoriser, fewer bytes
+
+
+def _words(name, default):
+    return [w for w in os.environ.get(name, default).split(",") if w]
+
+
+def selection():
+    """What KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS choose; None: nothing."""
+    ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
+    return None if ops == ["none"] else Selection(specs.load(), ops, None if acts == ["all"] else acts)
+
+
+def compiler():
+    """The C compiler and the optional words that it takes; (None, ()) without one."""
+    found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if not found:
+        return None, ()
+    with tempfile.TemporaryDirectory() as folder:
+        probe = pathlib.Path(folder) / "probe.c"
+        probe.write_text("int kfp_probe(void) { return 0; }\n")
+
+        def takes(words):
+            command = [found, "-Werror", "-shared", "-fPIC", *words, str(probe), "-o", str(probe.with_suffix(".so"))]
+            return subprocess.run(command, capture_output=True).returncode == 0
+
+        if not takes(()):
+            return None, ()
+        return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
+
+
+def _run(command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+
+
+def library(path, chosen, isa, flags=()):
+    """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler."""
+    cc, optional = compiler()
+    if not cc:
+        raise RuntimeError("kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them")
+    link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
+    compile_ = [cc, *COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_all(Renderer(chosen).render(), folder / "include", [])
+        texts = packed.sources(packed.functions(manifest.build(chosen)))
+        write_all(texts, folder, [])
+        include = [f"-I{d}" for d in (NATIVE, folder / "include", INCLUDE)]
+
+        def one(source):
+            _run([*compile_, *include, "-c", str(source), "-o", f"{folder / source.name}.o"])
+            return f"{folder / source.name}.o"
+
+        jobs = int(os.environ.get("KF_WHEEL_JOBS", 0)) or os.cpu_count()
+        order = sorted(texts, key=lambda n: -len(texts[n]))  # the longest first, so that no core waits for one file at the end
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            objects = [*pool.map(one, [*(folder / n for n in order), NATIVE / "pool.c"])]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _run([cc, *LINK, *link, *flags, *objects, "-o", str(path), "-lm", "-lpthread"])
+
+
+def build(package):
+    """Writes into a package's folder what is generated."""
+    package = pathlib.Path(package)
+    write_all(frontend.files(Selection(specs.load())), package, [])
+    chosen = selection()
+    if chosen and not compiler()[0] and "KF_WHEEL_OPS" not in os.environ:
+        print("kf: no C compiler: the package is made without CPU kernels", file=sys.stderr)
+        return
+    for isa in _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1])) if chosen else ():
+        library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
+
+
+def platform_tag():
+    """Of a wheel that has libraries."""
+    return f"linux_{platform.machine()}"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function for each op and activation, over whatever NumPy reads."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kernel_fusion import _arguments, _docs, _table
+
+
+def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from kernel_fusion import _numpy
+
+    return _numpy.call(op, activation, _arguments.bind(op, activation, args, kwargs))
+
+
+def make(op: _table.Op, activation: str) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _numpy(op, activation, args, kwargs)
+
+    function.__name__ = function.__qualname__ = op.word(activation)
+    function.__module__ = "kernel_fusion.ops"
+    function.__doc__ = _docs.of(op, activation)
+    function.__signature__ = _arguments.signature(op, activation)  # type: ignore[attr-defined]
+    return function
+
+
+def _alias(found: dict[str, Any]) -> Callable[..., Any]:
+    """Another spelling: its own words for the arguments, in its own order."""
+    op, activation = _table.find(found["op"], found["activation"])
+    function, words = lookup(op.word(activation)), [(a["name"], a["of"]) for a in found["arguments"]]
+    names, of = [w for w, _ in words], dict(words)
+
+    def alias(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(names) or any(n in kwargs for n in names[:len(args)]):
+            raise TypeError(f"kf.{found['name']} takes {', '.join(names)}, each once")
+        given = dict(zip(names, args)) | kwargs
+        return function(**{**found["defaults"], **{of.get(n, n): v for n, v in given.items()}})
+
+    alias.__name__ = alias.__qualname__ = found["name"]
+    alias.__module__ = "kernel_fusion.ops"
+    alias.__doc__ = f"{op.word(activation)}({', '.join(f'{o}={n}' for n, o in words)}).\n\n{function.__doc__}"
+    return alias
+
+
+_made: dict[str, Callable[..., Any]] = {}
+
+
+def lookup(name: str) -> Callable[..., Any]:
+    """A function by its name or by another spelling."""
+    if name not in _made:
+        if name in _table.functions():
+            _made[name] = make(*_table.functions()[name])
+        elif name in _table.aliases():
+            _made[name] = _alias(_table.aliases()[name])
+        else:
+            raise AttributeError(f"kf.ops has no `{name}`; dir(kf.ops) lists what there is")
+    return _made[name]
+
+
+def names() -> list[str]:
+    return sorted([*_table.functions(), *_table.aliases(), "call"])
+
+
+def call(name: str, *args: Any, activation: str | None = None, **kwargs: Any) -> Any:
+    """An op by its name and, where it has one, its activation: call("layer_norm", x, weight, bias, activation="gelu")."""
+    op, act = _table.find(name, activation)
+    return lookup(op.word(act))(*args, **kwargs)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed, where it is, and what it has done."""
+
+import ctypes
+import os
+import pathlib
+from typing import Any
+
+from kernel_fusion import _counts, _isa, _library
+
+
+def version() -> str:
+    from kfgen import paths
+
+    return paths.version()
+
+
+def cuda_available() -> bool:
+    """Whether a CUDA device answers. kf has no kernels for one in Python yet; its headers have."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def cache() -> pathlib.Path:
+    """Where files are kept that are made at run time: KF_CACHE_DIR, or the user's cache directory."""
+    own = os.environ.get("KF_CACHE_DIR")
+    if own:
+        return pathlib.Path(own)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kernel_fusion"
+
+
+def get_include() -> str:
+    """The include directory of kf's headers, for C, C++ and CUDA. They are generated at the first call, which takes seconds."""
+    from kfgen import package, paths, render, spec
+
+    folder = cache() / f"include-{version()}-{paths.digest()}"
+    if not (folder / "whole").exists():
+        made = package.tree(render.Selection(spec.load()))
+        for path, text in made.items():
+            if path.startswith("include/"):
+                render.write(folder / path.removeprefix("include/"), text)
+        render.write(folder / "whole", "")
+    return str(folder)
+
+
+def info() -> dict[str, Any]:
+    """The version, the CPU library that this processor gets, its functions and threads; inputs that had to be made contiguous, by op."""
+    found: dict[str, Any] = {"version": version(), "instruction sets": list(_isa.runnable()), "library": None, "copies": dict(_counts.copies)}
+    try:
+        library = _library.library()
+    except (ImportError, OSError) as e:
+        return found | {"why no library": str(e)}
+    return found | {"library": str(library.path), "functions": library.count, "threads": _library.get_threads()}

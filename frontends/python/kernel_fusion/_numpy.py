@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf's ops over NumPy arrays, and over what gives its memory by DLPack or the array interface."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernel_fusion import _counts, _library, _plan, _strides
+from kernel_fusion._arguments import Arguments
+from kernel_fusion._table import Op, Tensor
+
+WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
+PLAIN = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+Array = np.ndarray[Any, Any]
+
+
+def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
+    """NumPy has no bfloat16 of its own: that of the arrays which were given."""
+    if word in PLAIN:
+        return np.dtype(PLAIN[word])
+    own = next((a.dtype for a in given if a is not None and WORDS.get(a.dtype.name) == word), None)
+    if own is None:
+        import ml_dtypes
+
+        own = np.dtype(ml_dtypes.bfloat16)
+    return own
+
+
+def array(where: str, name: str, value: Any) -> Array:
+    if isinstance(value, np.ndarray):
+        found = value
+    elif hasattr(value, "__dlpack__"):
+        found = np.from_dlpack(value)
+    elif hasattr(value, "__array_interface__"):
+        found = np.asarray(value)
+    else:
+        raise TypeError(f"{where}: {name} is {type(value).__name__}, expected an array")
+    if found.dtype.name not in WORDS:
+        raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}")
+    if not found.dtype.isnative:
+        raise TypeError(f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine")
+    return found
+
+
+def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An output: that which the caller gave, or a new one."""
+    if given is None:
+        return np.empty(shape, dtype)
+    out = array(where, t.name, given)
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"{where}: {t.name} is {out.dtype} of the shape {out.shape}, expected {dtype} of the shape {shape}")
+    if not out.flags.c_contiguous or not out.flags.writeable or not out.flags.aligned:
+        raise ValueError(f"{where}: {t.name} is not dense, writable memory")
+    return out
+
+
+def _seed(rng: Any) -> Array:
+    """Seed and offset of a dropout: two numbers that are given, or drawn from a generator."""
+    if rng is None or isinstance(rng, np.random.Generator):
+        return (rng or np.random.default_rng()).integers(0, 2**63, 2, np.uint64)
+    found = np.array(rng, dtype=np.uint64)
+    if found.shape != (2,):
+        raise ValueError(f"rng has the shape {found.shape}, expected (2,): seed and offset")
+    return found
+
+
+def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
+    return [None if value is None else array(where, t.name, value) for t, value in zip(op.forward.inputs, arguments.tensors)]
+
+
+def call(op: Op, activation: str, arguments: Arguments) -> Any:
+    """Runs the op's forward; returns its results."""
+    where, forward = arguments.where, op.forward
+    given = _inputs(op, where, arguments)
+    flat = arguments.flatten and given[0] is not None
+    given = [a.reshape(-1) if flat and a is not None and t.kind == "elem" else a for t, a in zip(forward.inputs, given)]
+    plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, WORDS[a.dtype.name]) for a in given),
+                        arguments.axis, arguments.groups, arguments.second)
+    results = [_output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))]
+    run(op, plan, given, results, arguments)
+    found = [results[i] for i in forward.results]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _output(op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], out: Any) -> Array | None:
+    """What is saved for a backward is not asked for; what goes to an input's place is that input."""
+    t, forward = op.forward.outputs[i], op.forward
+    if t.use == "saved":
+        return None
+    if t.place_of:
+        place = given[[x.name for x in forward.inputs].index(t.place_of)]
+        if place is not None and not (place.flags.c_contiguous and place.flags.writeable):
+            raise ValueError(f"{where}: {t.place_of} gets its next value, and is not dense, writable memory")
+        return place
+    wanted = out if len(forward.results) == 1 else (out or {}).get(t.name)
+    return _result(where, t, wanted, plan.shapes[i], dtype_of(plan.dtypes[i], given))
+
+
+def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequence[Array | None], arguments: Arguments) -> None:
+    forward = op.forward
+    held = [*given]  # keeps copies alive
+    found: dict[str, tuple[int, ...]] = {}
+    for i, (t, a) in enumerate(zip(forward.inputs, given)):
+        if a is None:
+            continue
+        strides = _strides.of(t, plan.layout, a.shape, [s // a.itemsize for s in a.strides]) if a.flags.aligned else None
+        if strides is None:
+            held[i] = np.ascontiguousarray(a)
+            if held[i] is a or not held[i].flags.aligned:  # type: ignore[union-attr]
+                held[i] = a.copy()
+            _counts.copied(op.name)
+        elif any(strides):
+            found[t.name] = strides
+    addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
+    rng = _seed(arguments.rng) if op.dropout else None
+    _library.library().call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found), arguments.scalars,
+                            None if rng is None else rng.ctypes.data, forward.workspace)

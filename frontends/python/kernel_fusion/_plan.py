@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of given tensors is, before it is made: which function, which sizes, what its results are; or why there is no such call, as a TypeError
+or a ValueError that names op, argument, shapes and dtypes. The same for every framework."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernel_fusion._table import WIDE, Call, Layout, Op, Shape, ShapeError, Tensor, Value
+
+Given = tuple[Shape, str]  # shape and dtype of a tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    function: str
+    layout: Layout
+    shapes: tuple[tuple[int, ...], ...]  # of the outputs
+    dtypes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None], axis: int = -1, groups: int = 1, second: str | None = None) -> Plan:
+    """given: a tensor for each input, None for those that are absent or not read. second: the dtype of results that are of another one (cast)."""
+    call, where = op.direction(backward), f"kf.{op.word(activation) or activation}{' (backward)' if backward else ''}"
+    missing = [t.name for t, g in zip(call.inputs, given) if g is None and not t.nullable and activation not in t.unread]
+    if missing:
+        raise TypeError(f"{where}: {missing[0]} is missing")
+    first = given[call.inputs.index(call.template)]
+    assert first is not None  # whose shape is asked for
+    variables = _variables(op, activation, call, where, given, second)
+    try:
+        layout = op.expand(call, first[0], axis, groups)
+    except ShapeError as e:
+        raise ValueError(f"{where}: {e}") from None
+    _check_sizes(op, where, layout, backward)
+    for t, g in zip(call.inputs, given):
+        if g is not None:
+            _check(where, t, g, layout, variables, call.template.name, first)
+    outputs = call.outputs
+    return Plan(op.function(activation, _words(op, variables), backward), layout, tuple(layout.of(t) for t in outputs),
+                tuple(variables.get(t.var, t.var) for t in outputs), tuple(layout.sizes))
+
+
+cached = functools.lru_cache(4096)(plan)  # for shapes that are numbers: most programs make few different calls
+
+
+def _words(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
+    return (variables["T"], variables["U"]) if op.second and (op.second == "results" or variables["U"] != variables["T"]) else (variables["T"],)
+
+
+def _variables(op: Op, activation: str, call: Call, where: str, given: Sequence[Given | None], second: str | None) -> dict[str, str]:
+    """The dtype that each type variable is."""
+    def first(var: str) -> str | None:
+        return next((g[1] for t, g in zip(call.inputs, given) if g is not None and t.var == var), None)
+
+    own = first("T")
+    assert own is not None
+    found = {"T": own, "U": second or first("U") or own, "acc": WIDE.get(own, own)}
+    named = call.template.name
+    if _words(op, found) not in op.dtypes:
+        names = sorted({d[0] for d in op.dtypes})
+        if own not in names:
+            raise TypeError(f"{where}: {named} has the dtype {own}, expected one of {', '.join(names)}")
+        pairs = ", ".join(d[-1] for d in sorted(op.dtypes) if d[0] == own)
+        what = next((t.name for t, g in zip(call.inputs, given) if g is not None and t.var == "U"), "the result")
+        raise TypeError(f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} beside {named} of {own}")
+    if own in ("i32", "i64") and activation not in op.integer_activations:
+        raise TypeError(f"{where}: {named} has the dtype {own}, expected a floating-point one: of integers there is "
+                        f"{', '.join(op.integer_activations)}")
+    return found
+
+
+def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:
+    if op.has_groups:
+        channels = layout.shape[layout.at]
+        if layout.groups < 1 or channels % layout.groups:
+            raise ValueError(f"{where}: groups is {layout.groups}, expected a divisor of the {channels} channels")
+    if op.empty == "error" and not backward and layout.sizes[op.forward.sizes.index("axis")] == 0:
+        raise ValueError(f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, and nothing has no {op.word('none')}")
+
+
+def _check(where: str, t: Tensor, g: Given, layout: Layout, variables: Mapping[str, str], named: str, first: Given) -> None:
+    shape, dtype = g
+    wanted = variables.get(t.var, t.var)
+    if dtype != wanted:
+        raise TypeError(f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first[1]}")
+    expected = layout.of(t)
+    if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected)):
+        raise ValueError(f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} of the shape {tuple(first[0])}")
+
+
+def check_value(where: str, value: Value, given: float) -> None:
+    """Whether a scalar is within its bounds; NaN is within none."""
+    low, high = value.least, value.most
+    if low is not None and not given >= low or high is not None and not given <= high:
+        bounds = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
+        raise ValueError(f"{where}: {value.name} is {given}, expected {' and '.join(b for b in bounds if b)}")

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops there are, as kfgen wrote them down (ops.json), and what follows for tensors of any number of dimensions: sizes and shapes. No framework:
+a shape is any sequence of numbers, symbolic ones included, a dtype is kf's word for it."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kfgen import names
+
+HERE = pathlib.Path(__file__).resolve().parent
+WIDE = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i32": "f32", "i64": "f32"}  # what is summed, and a row's values
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor argument of a call: its fields are those of kfgen's manifest."""
+
+    name: str
+    role: str
+    use: str
+    of: str
+    kind: str
+    shape: tuple[str, ...]
+    var: str
+    absent: float | None
+    place_of: str
+    strides: tuple[str, ...]
+    column: bool
+    nullable: bool
+    unread: frozenset[str]  # activations whose gradient does not read it
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    default: float | None
+    least: float | None
+    most: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One direction of an op."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+    workspace: bool
+    integers: tuple[Value, ...]
+    scalars: tuple[Value, ...]
+
+    @functools.cached_property
+    def template(self) -> Tensor:
+        """The tensor whose shape the sizes are read from."""
+        whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
+        return next((t for t in whole if not t.unread), whole[0])
+
+    @property
+    def results(self) -> list[int]:
+        """Numbers of the outputs that callers get: not what is saved, nor what goes to an input's place."""
+        return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    name: str
+    pattern: str
+    brief: str
+    source: str
+    family: str
+    axis: int | None
+    parts: dict[str, str | int]  # {size: what it is the product of}
+    dropout: bool
+    empty: str
+    activations: tuple[str, ...]
+    integer_activations: tuple[str, ...]
+    dtypes: frozenset[tuple[str, ...]]
+    second: str  # what the second dtype is of: weights, results
+    forward: Call
+    backward: Call | None
+    scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
+
+    @property
+    def has_act(self) -> bool:
+        return "{act}" in self.pattern
+
+    @property
+    def has_axis(self) -> bool:
+        """Whether callers choose the axis: elsewhere it is the last, or that of the channels which groups are made of."""
+        return "after" in self.parts.values() and not self.has_groups
+
+    @property
+    def has_groups(self) -> bool:
+        return "groups" in self.parts.values()
+
+    @property
+    def act_scalars(self) -> int:
+        """The most that one of its activations has."""
+        return max(len(s) for s in self.scalars.values())
+
+    def word(self, activation: str) -> str:
+        """Its name with this activation, as users call it."""
+        return names.fill(self.pattern, activation)
+
+    def function(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> str:
+        return names.function(self.pattern, activation, dtypes, backward)
+
+    def direction(self, backward: bool) -> Call:
+        call = self.backward if backward else self.forward
+        assert call is not None
+        return call
+
+    def expand(self, call: Call, shape: Shape, axis: int, groups: int) -> "Layout":
+        return Layout(self, call, shape, axis, groups)
+
+
+class Layout:
+    """How the tensors of one call lie, from the shape of `call.template`: what each size is, and the shape of each tensor."""
+
+    def __init__(self, op: Op, call: Call, shape: Shape, axis: int, groups: int):
+        self.op, self.call, self.groups = op, call, groups
+        self.shape = self._elements(tuple(shape), axis)
+        n = len(self.shape)
+        self.at = (axis if op.has_axis else op.axis if op.axis is not None else 0) % max(n, 1)
+        self.dims: dict[str, tuple[int, ...]] = {s: self._of(what, n) for s, what in op.parts.items()}
+
+    def _elements(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The shape of an "elem"; of a "half" that is twice as long at the axis, which is the last."""
+        least = self.least(self.op)
+        if len(shape) < least:
+            raise ShapeError(self.call.template.name, shape, f"at least {least} dimensions")
+        if self.op.has_axis and not -len(shape) <= axis < len(shape):
+            raise ShapeError(self.call.template.name, shape, f"a dimension {axis}, the axis")
+        if self.call.template.kind != "half":
+            return shape
+        if shape[-1] % 2:
+            raise ShapeError(self.call.template.name, shape, "an even last dimension: two halves")
+        return (*shape[:-1], shape[-1] // 2)
+
+    @staticmethod
+    def least(op: Op) -> int:
+        """Dimensions that a tensor has at least."""
+        fixed = [-what for what in op.parts.values() if isinstance(what, int)]
+        return max([*fixed, 0 if op.axis is None else op.axis + 1 if op.axis >= 0 else -op.axis])
+
+    def _of(self, what: str | int, n: int) -> tuple[int, ...]:
+        """The dimensions that a size is the product of."""
+        if isinstance(what, int):
+            return (n + what,)
+        of: dict[str, Callable[[], range]] = {
+            "all": lambda: range(n), "before": lambda: range(self.at), "axis": lambda: range(self.at, self.at + 1),
+            "after": lambda: range(self.at + 1, n), "all but three": lambda: range(n - 3), "one": lambda: range(0), "groups": lambda: range(0)}
+        return tuple(of[what]())
+
+    def size(self, name: str) -> int:
+        if self.op.parts[name] == "groups":
+            return self.groups
+        found = 1
+        for d in self.dims[name]:
+            found = found * self.shape[d]
+        return found
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.size(s) for s in self.call.sizes]
+
+    def of(self, tensor: Tensor) -> tuple[int, ...]:
+        """A tensor's shape: the dimensions behind each of its extents."""
+        found: list[int] = []
+        for extent in tensor.shape:
+            factor, _, name = extent.rpartition(" * ")
+            if self.op.parts[name] == "groups":
+                found.append(self.groups)
+            else:
+                found += [self.shape[d] * int(factor or 1) for d in self.dims[name]]
+        return tuple(found)
+
+
+class ShapeError(ValueError):
+    """A tensor, its shape, and what was expected; who reports it adds the op."""
+
+    def __init__(self, tensor: str, shape: Shape, expected: str):
+        super().__init__(f"{tensor} has the shape {tuple(shape)}, expected {expected}")
+
+
+def _call(found: dict[str, Any]) -> Call:
+    made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"])}) for t in found["tensors"]]
+    values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
+    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), tuple(found["sizes"]), tuple(found["strides"]),
+                found["workspace"], **values)
+
+
+def _op(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]]) -> Op:
+    same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "second")}
+    return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
+              dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
+              backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]})
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "ops.json").read_text())
+    return found
+
+
+@functools.cache
+def activations() -> dict[str, int]:
+    """{name: id}, as in the ABI."""
+    return {name: a["id"] for name, a in _read()["activations"].items()}
+
+
+@functools.cache
+def ops() -> dict[str, Op]:
+    """{name: op}"""
+    scalars = {name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()}
+    return {found["name"]: _op(found, scalars) for found in _read()["ops"]}
+
+
+@functools.cache
+def functions() -> dict[str, tuple[Op, str]]:
+    """{what users call: (op, activation)}"""
+    return {op.word(act): (op, act) for op in ops().values() for act in op.activations}
+
+
+@functools.cache
+def aliases() -> dict[str, dict[str, Any]]:
+    """{another spelling: op, activation, arguments, defaults}"""
+    return {a["name"]: a for a in _read()["aliases"]}
+
+
+def abi() -> int:
+    version: int = _read()["abi"]
+    return version
+
+
+@functools.cache
+def find(name: str, activation: str | None = None) -> tuple[Op, str]:
+    """An op by its name, its pattern or one of its functions, with an activation."""
+    by_pattern = {op.pattern: op for op in ops().values()}
+    op = ops().get(name) or by_pattern.get(name)
+    if op:
+        chosen = activation or ("none" if "none" in op.activations else None)
+        if chosen in op.activations:
+            return op, chosen
+        raise ValueError(f"kf.{name}: activation is {activation}, expected one of {', '.join(op.activations)}")
+    if name in functions() and activation is None:
+        return functions()[name]
+    raise ValueError(f"kf: there is no op `{name}`; those there are: {', '.join(ops())}")

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf's C launchers behind one calling convention, so that who calls them needs no code for each function: which array holds what is said in
+   gen/kfgen/packed.py. A library of some functions has the same few symbols, whichever functions it has. */
+#ifndef KF_NATIVE_PACKED_H
+#define KF_NATIVE_PACKED_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KFP_EXPORT __attribute__((visibility("default")))
+#define KFP_UNUSED __attribute__((unused))
+/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset; workspace and its bytes */
+#define KFP_PARAMETERS \
+    KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d, KFP_UNUSED const double *s, KFP_UNUSED const uint64_t *r, \
+        KFP_UNUSED void *w, KFP_UNUSED size_t b
+
+typedef struct {
+    const char *name;
+    int (*run)(KFP_PARAMETERS);
+    size_t (*space)(const int64_t *n); /* NULL: takes no workspace */
+} kfp_entry;
+
+/* pool.c: what kf's launchers give their pieces of work to. */
+void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context);
+#define KF_PARALLEL_FOR(count, fn, context) kfp_parallel_for(count, fn, context)
+
+#endif

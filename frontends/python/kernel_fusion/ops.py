@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf's ops by name: `kf.ops.layer_norm_gelu(x, weight, bias)`, `kf.ops.call("layer_norm", x, weight, bias, activation="gelu")`. A function
+is made when it is first asked for. Nothing but them is here: an op called `sum` would stand in the way of code that adds something up."""
+
+from kernel_fusion._dispatch import call, lookup, names
+
+__all__ = ["call"]
+
+
+def __getattr__(name):
+    found = globals()[name] = lookup(name)
+    return found
+
+
+def __dir__():
+    return names()

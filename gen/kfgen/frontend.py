@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What frontends read, made of the manifest alone: an entry for each op, with what its functions have in common, and type stubs.
+
+An entry's `forward` and `backward` are calls: tensors in their order, sizes, the fields of strides, integers and scalars, as a function's arguments
+are. What differs by activation is said once for each activation: its scalars, and which inputs a backward does not read.
+"""
+
+import json
+
+from kfgen import manifest, names
+from kfgen.dtypes import INT_DTYPES
+
+TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides", "column")
+VALUE = ("name", "default", "least", "most")
+
+
+def _call(members):
+    """Of functions that differ by activation and dtypes."""
+    f = members[0]
+    found = {"tensors": [], "sizes": f["sizes"], "strides": [], "workspace": f["workspace"] is not None, "integers": [], "scalars": []}
+    for i, a in enumerate(f["arguments"]):
+        if "use" in a:
+            plain = [m for m in members if m["dtypes"] == f["dtypes"]]
+            unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
+            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["role"] != "in" and a["nullable"],
+                                                                 "unread": unread})
+        elif a["role"] == "strides":
+            found["strides"] = a["fields"]
+        elif a["role"] in ("integer", "scalar"):
+            found["integers" if a["role"] == "integer" else "scalars"].append({k: a[k] for k in VALUE})
+    return found
+
+
+def _entry(pattern, op, members):
+    forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
+    f = forward[0]
+    of_u = [v["of"] for m in forward for v in m["variables"] if v["name"] == "U"]
+    return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
+            "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "dropout": f["dropout"], "empty": f["empty"],
+            "activations": list(dict.fromkeys(m["activation"] for m in forward)),
+            "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
+            "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": of_u[0] if of_u else "",
+            "forward": _call(forward), "backward": _call(backward) if backward else None}
+
+
+def table(selection):
+    """{"ops": entries, "activations": {name: id and scalars}, "aliases": as in the manifest}."""
+    made = manifest.build(selection)
+    groups, scalars = {}, {}
+    for f in made["functions"]:
+        if not f["state"]:
+            groups.setdefault(f["op"], []).append(f)
+        scalars.setdefault(f["activation"], [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"])
+    ops = {op["pattern"]: op for op in made["ops"]}
+    return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members) for pattern, members in groups.items()],
+            "activations": {a["name"]: {"id": a["id"], "scalars": scalars[a["name"]]} for a in made["activations"] if a["name"] in scalars},
+            "aliases": made["aliases"]}
+
+
+def files(selection):
+    """{path in the package: text}"""
+    found = table(selection)
+    return {"ops.json": json.dumps(found, separators=(",", ":"), sort_keys=True) + "\n"}

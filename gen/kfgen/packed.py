@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C launchers behind one calling convention, as sources of a shared library that frontends load: which of the arrays holds what is said once,
+here, and frontends need no code for each function. frontends/python/kernel_fusion/native/packed.h is the C side of it."""
+
+import pathlib
+
+from kfgen.render import environment, tidy
+from kfgen.render import version as kf_version
+
+MANY = 12  # functions of one file: the longest file is what a build waits for
+SCALARS = ("scalar", "act_scalar", "probability")
+
+
+def functions(manifest):
+    """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all."""
+    return [f for f in manifest["functions"] if not f["state"]]
+
+
+def words(f):
+    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's and p
+    behind the op's; seed and offset; the workspace."""
+    order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
+    at, found = dict.fromkeys("tns", 0), []
+    alone = {"seed": "r[0]", "offset": "r[1]"}
+    for a in f["arguments"]:
+        array = order.get(a["role"])
+        if array:
+            cast = "(float)" if a.get("ctype") == "float" else ""
+            found.append(f"{cast}{array}[{at[array]}]")
+            at[array] += 1
+        elif a["role"] == "strides":
+            found.append(f"(const {a['struct']} *)d")
+        else:
+            found.append(alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]])
+    return ", ".join(found)
+
+
+def _space(f):
+    """How much workspace it needs, of the same sizes."""
+    return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
+
+
+def units(found):
+    """{file name: (header, functions)}: one file for a header and dtypes, or several where those are many."""
+    groups = {}
+    for f in found:
+        groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
+    files = {}
+    for (header, dtypes), members in groups.items():
+        for i in range(0, len(members), MANY):
+            files[f"{pathlib.Path(header).name}_{dtypes}_{i // MANY}.c"] = (header, members[i:i + MANY])
+    return files
+
+
+def sources(found):
+    """{file name: text} of a library that has these functions. It knows their names, so that a caller can ask which it has."""
+    env = environment()
+    env.globals.update(version=kf_version(), words=words, space=_space)
+    texts = {name: env.get_template("python/packed.c.j2").render(file=name, header=header, functions=members)
+             for name, (header, members) in units(found).items()}
+    ordered = sorted(found, key=lambda f: f["name"])
+    texts["packed_table.c"] = env.get_template("python/packed_table.c.j2").render(file="packed_table.c", functions=ordered)
+    return {name: tidy(text) for name, text in texts.items()}

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+import kfpython
+import pytest
+
+
+@pytest.fixture(scope="session")
+def kf():
+    """The package, with few kernels at level 1."""
+    kfpython.use()
+    import kernel_fusion
+
+    return kernel_fusion
+
+
+@pytest.fixture(scope="session")
+def library(kf):
+    from kernel_fusion import _library
+
+    return _library.library()

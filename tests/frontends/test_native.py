@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's C library: its functions against the float64 oracle through the one calling convention of all, and its threads."""
+
+import subprocess
+
+import cases
+import checks
+import kflib
+import kfpython
+import numeric
+import numpy as np
+import pytest
+from storage import Failure
+
+NATIVE = kfpython.SOURCE / "kernel_fusion/native"
+FUNCTIONS = [f for f in (kflib.manifest()["functions"] if cases.LEVEL > 1 else numeric.FUNCTIONS) if not f["state"]]
+GROUPS = {}
+for _function in FUNCTIONS:
+    GROUPS.setdefault((_function["header"], _function["bwd"]), []).append(_function)
+
+
+@pytest.fixture(scope="session")
+def packed(library):
+    return kfpython.Packed(library)
+
+
+@pytest.mark.parametrize("header, bwd", GROUPS, ids=[f"{h}{'-bwd' if b else ''}" for h, b in GROUPS])
+def test_numbers(packed, header, bwd):
+    """Each function that the library has, on a shape that is cut into pieces and on one that is not."""
+    memory = checks.CpuMemory()
+    there = [f for f in GROUPS[header, bwd] if packed.has(f)]
+    for f in there:
+        for sizes, values, shift in cases.runs(f, False)[:2]:
+            checks.run(packed, memory, f, sizes, values, shift=shift)
+    assert bool(there) == (kfpython.WHOLE or header.split("/")[-1] in kfpython.OPS), header
+
+
+def test_a_wrong_function_is_noticed(packed):
+    """These tests see it where a call reaches another function's kernel."""
+    relu, gelu = (next(f for f in FUNCTIONS if f["name"] == f"kf_{name}_f32") for name in ("relu", "gelu"))
+    with pytest.raises(Failure):
+        checks.run(packed, checks.CpuMemory(), {**relu, "name": gelu["name"]}, (1000,))
+
+
+def test_errors_are_kf_s_own(library):
+    with pytest.raises(ValueError, match="kf_cpu_relu_f32: n is -1"):
+        library.call("kf_relu_f32", [0, 0], [-1], None, [])
+
+
+def test_threads_change_no_bits(kf):
+    rng = np.random.default_rng(1)
+    x, weight = rng.normal(size=(700, 403)).astype(np.float32), rng.normal(size=403).astype(np.float32)
+    before, found = kf.get_threads(), []
+    for threads in (1, 2, 5):
+        kf.set_threads(threads)
+        assert kf.get_threads() == threads
+        found.append((kf.ops.layer_norm_gelu(x, weight).tobytes(), kf.ops.sum(x, dim=0).tobytes()))
+    kf.set_threads(0)
+    assert kf.get_threads() == before and len(set(found)) == 1
+
+
+@pytest.mark.parametrize("flags, argument", [((), ()), (("-fsanitize=thread",), ("no fork",)), (("-fsanitize=address,undefined",), ())],
+                         ids=["plain", "thread", "address"])
+def test_pool(tmp_path, flags, argument):
+    """Every piece once: four callers at the same time, in a forked child, through the host's loop."""
+    source = kflib.ROOT / "tests/frontends/pool.c"
+    command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{NATIVE}", source, NATIVE / "pool.c",
+               "-o", tmp_path / "pool", "-lpthread"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([tmp_path / "pool", *argument], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "0 wrong, host 1, 1 threads\n", done.stdout + done.stderr

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import kernel_fusion` needs, how long it takes, which library it finds, and what it says where there is none."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import kflib
+import kfpython
+import pytest
+
+
+def python(script, **environment):
+    """What a new process prints."""
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_light():
+    """No framework, no template engine, no library: under 0.3 s of processor time, the better of three."""
+    script = """
+import time; begin = time.process_time()
+import kernel_fusion, sys
+took = time.process_time() - begin
+print(took, *[m for m in ("torch", "numpy", "jinja2", "jax") if m in sys.modules], "libkf" in open("/proc/self/maps").read())
+"""
+    found = [python(script).split() for _ in range(3)]
+    assert {tuple(words) for _, *words in found} == {("False",)}
+    assert min(float(took) for took, *_ in found) < 0.3
+
+
+def test_flags_are_read_when_asked_for():
+    said = python("import kernel_fusion as kf; print(kf.EXTENSION_LOADED, kf.CUDA_AVAILABLE in (True, False), kf.__version__)")
+    assert said.startswith("True True 0.")
+
+
+def test_instruction_sets(kf, monkeypatch):
+    from kernel_fusion import _isa
+
+    monkeypatch.delenv("KF_ISA", raising=False)
+    flags = set().union(*_isa.FLAGS.values())
+    monkeypatch.setattr(_isa.platform, "machine", lambda: "x86_64")
+    for has, found in ((flags, ("v4", "v3", "v2")), (flags - {"avx512vl"}, ("v3", "v2")), (flags - {"fma"}, ("v2",)), (set(), ())):
+        monkeypatch.setattr(_isa, "_flags", lambda has=has: has)
+        assert _isa.runnable() == found
+    monkeypatch.setenv("KF_ISA", "v2")
+    assert _isa.runnable() == ("v2",)
+    monkeypatch.setenv("KF_ISA", "sse")
+    with pytest.raises(ValueError, match="KF_ISA is sse, expected one of v4, v3, v2"):
+        _isa.runnable()
+    monkeypatch.delenv("KF_ISA")
+    monkeypatch.setattr(_isa.platform, "machine", lambda: "aarch64")
+    assert _isa.runnable() == _isa.known() == ("native",)
+
+
+def test_without_a_library(tmp_path):
+    """The import works, and a call says what is missing and what to do."""
+    shutil.copytree(kfpython.package() / "kernel_fusion", tmp_path / "kernel_fusion", ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    said = python("""
+import kernel_fusion as kf, numpy as np
+print(kf.EXTENSION_LOADED, kf.info()["library"])
+try:
+    kf.ops.relu(np.ones(3))
+except ImportError as e:
+    print(e)
+""", PYTHONPATH=os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")]))
+    assert said.startswith("False None\nkf has no library of CPU kernels for this processor") and "apt install gcc" in said
+
+
+def test_a_library_of_another_abi(kf, monkeypatch, library):
+    from kernel_fusion import _library, _table
+
+    monkeypatch.setattr(_table, "abi", lambda: 999)
+    with pytest.raises(ImportError, match="is of ABI version .*, this package of 999: install it again"):
+        _library.Library(library.path)
+
+
+def test_functions_that_were_left_out(kf):
+    """A library may have any of the functions; what it has not it says by name."""
+    numpy = pytest.importorskip("numpy")
+    if kfpython.WHOLE:
+        pytest.skip("the library has all functions")
+    with pytest.raises(NotImplementedError, match="kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"):
+        kf.ops.mish(numpy.ones(3, numpy.float32))
+
+
+def test_info(kf, library):
+    found = kf.info()
+    assert found["library"] == str(library.path) and found["functions"] == library.count > 100 and found["threads"] >= 1
+
+
+@pytest.mark.level(2)
+def test_include(kf, tmp_path, monkeypatch):
+    """The headers, generated when somebody asks for them."""
+    monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path))
+    assert kf.get_include() == kf.get_include() and kf.get_include().startswith(str(tmp_path))
+    source = kflib.ROOT / "examples/00_cpu.c"
+    subprocess.run(["gcc", "-O2", "-isystem", kf.get_include(), source, "-o", tmp_path / "program", "-lm"], check=True)
+    assert subprocess.check_output([tmp_path / "program"]).split()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package as tests use it: built once beside the checkout, with the C kernels of few ops at level 1 and of all from level 2 on."""
+
+import ctypes
+import hashlib
+import os
+import pathlib
+import shutil
+import sys
+
+import cases
+import kflib
+
+SOURCE = kflib.ROOT / "frontends/python"
+# Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
+OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "batch_norm_train", "cast")
+ACTIVATIONS = ("none", "relu", "gelu")
+WHOLE = cases.LEVEL > 1
+CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS), "KF_WHEEL_ACTIVATIONS": "all" if WHOLE else ",".join(ACTIVATIONS)}
+
+
+def _digest():
+    found = hashlib.sha256(repr(CHOSEN).encode())
+    for path in sorted([*SOURCE.rglob("*.*"), *(kflib.ROOT / "gen").rglob("*.py"), *(kflib.ROOT / "templates/python").rglob("*.j2")]):
+        if path.is_file() and path.suffix != ".pyc":
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def package():
+    """The folder that has the package in it."""
+    folder = kflib.ROOT / "build/tests/python" / f"{kflib.rendered().name}-{_digest()}"
+    with kflib.locked(folder.parent):
+        if not (folder / "whole").exists():
+            shutil.copytree(SOURCE / "kernel_fusion", folder / "kernel_fusion", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            sys.path.insert(0, str(folder))
+            from kernel_fusion import _build
+
+            before = {k: os.environ.get(k) for k in CHOSEN}
+            os.environ.update({**CHOSEN, "KF_WHEEL_JOBS": str(os.cpu_count())})
+            _build.build(folder / "kernel_fusion")
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            sys.path.remove(str(folder))
+            (folder / "whole").touch()
+    return folder
+
+
+def use():
+    """Makes `import kernel_fusion` find it."""
+    folder = str(package())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return pathlib.Path(folder)
+
+
+class Packed:
+    """The package's library, called as kflib.Lib's functions are: the arguments by name, addresses of memory."""
+
+    backend = "cpu"
+
+    def __init__(self, library):
+        self.library, self.detail = library, ""
+
+    def has(self, f):
+        return self.library.find(f["name"]) >= 0
+
+    def call(self, f, values):
+        def of(*roles):
+            return [values[a["name"]] for a in f["arguments"] if a["role"] in roles]
+
+        rng = (ctypes.c_uint64 * 2)(values.get("seed") or 0, values.get("offset") or 0)
+        strides = values.get("strides")
+        try:
+            self.library.call(f["name"], of("in", "out", "sum"), [*of("size"), *of("integer")], strides, of("scalar", "act_scalar", "probability"),
+                              ctypes.addressof(rng), f["workspace"] is not None)
+        except ValueError as e:
+            self.detail = str(e)
+            return 1
+        return 0
+
+    def workspace_bytes(self, f, sizes):
+        return 0  # the package's own
