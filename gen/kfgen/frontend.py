@@ -10,7 +10,7 @@ import json
 from kfgen import manifest, names
 from kfgen.dtypes import INT_DTYPES
 
-TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides", "column")
+TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides")
 VALUE = ("name", "default", "least", "most")
 
 
@@ -22,8 +22,8 @@ def _call(members):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
             unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
-            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["role"] != "in" and a["nullable"],
-                                                                 "unread": unread})
+            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread,
+                                                                 "column": a["index"] is not None})
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
         elif a["role"] in ("integer", "scalar"):

@@ -22,6 +22,7 @@ def own_headers():
     found = [p for folder in ("core", "runtime") for p in (INCLUDE / "kf" / folder).iterdir() if p.suffix in (".h", ".cuh")]
     return sorted(p.relative_to(INCLUDE).as_posix() for p in [*found, INCLUDE / "kf/runtime.h"])
 
+
 def digest():
     """Of all that decides what is generated: names the folder of files that were made from it."""
     found = hashlib.sha256()
