@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one function of each family costs a compiler: text, kernels, instructions; and what kf.h costs, in processor time. The budgets of
+kf.cuh and of an elementwise op are test_budget.py's."""
+
+import collections
+import pathlib
+import re
+import sys
+
+import kflib
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import budget  # noqa: E402
+
+needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
+FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"]}
+# One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
+# had when the budget was set, and a twelfth.
+ONE = {"map": ("kf_bias_gelu_bwd_bf16", 39500), "row": ("kf_layer_norm_bwd_bf16", 83000), "reduce": ("kf_sum_f32", 44500)}
+C_OVER = 3.5  # kf/kf.h and one call, times that op's own header and the call, in processor time; 0.3 more for each 1,000 functions beyond 5,200
+# The function and the flags of docs/compile_time.md: where less is compiled, the text that is read alone is more in comparison.
+C_FLAGS = ("-std=gnu11", "-O3", "-march=native")
+C_CALL = """#include <{header}.h>
+kf_result_t call(const float *x, const float *bias, float *out, int64_t n);
+kf_result_t call(const float *x, const float *bias, float *out, int64_t n) {{ return kf_cpu_bias_gelu_f32(x, bias, out, 1, n); }}
+"""
+
+
+def call_of(f):
+    """A C++ function around one launcher."""
+    words = ", ".join(a["name"] for a in f["arguments"])
+    return f"{f['signature'].replace(f['name'], 'call_' + f['name'])} {{ return {f['name']}({words}, stream); }}\n"
+
+
+def test_a_function_of_each_family():
+    assert set(ONE) == {f["family"] for f in FUNCTIONS.values()}
+    assert all(FUNCTIONS[name]["family"] == family for family, (name, _) in ONE.items())
+
+
+@pytest.mark.level(2)
+@needs_nvcc
+def test_kernels_are_those_of_their_stages(include, tmp_path):
+    """Of a file that calls one function of each family: those that the manifest says its launches choose from, and no other."""
+    used = [FUNCTIONS[name] for name, _ in ONE.values()]
+    (tmp_path / "calls.cu").write_text("".join([*(f"#include <{f['header']}.cuh>\n" for f in used), *map(call_of, used)]))
+    kernels = budget.kernels_in(tmp_path / "calls.cu", include, tmp_path)
+    found = collections.Counter(re.search(r"(?<=\d)kfk_\w+?(?=I[LN])", k)[0] for k in kernels)
+    assert found == collections.Counter(name.split("<")[0] for name in {n for f in used for stage in f["stages"] for n in stage})
+
+
+@needs_nvcc
+@pytest.mark.parametrize("family", ONE)
+def test_text_of_an_op_header(family, include, tmp_path, monkeypatch):
+    """Which nvcc reads in five passes, whatever is called."""
+    name, allowed = ONE[family]
+    monkeypatch.setitem(budget.SOURCES, name, f"{budget.FLOOR}#include <{FUNCTIONS[name]['header']}.cuh>\n")
+    floor, own = (budget.tokens(n, include, tmp_path) for n in ("floor", name))
+    assert own - floor <= allowed, own - floor
+
+
+@pytest.mark.level(2)
+@needs_nvcc
+@pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
+def test_instructions_of_op_headers(include, tmp_path):
+    """What nvcc executes for a file that includes one and calls nothing, times that without it. A minute each. Of elementwise ops test_budget.py
+    counts it, with a call; a call of a norm compiles kernels that take longer than all headers."""
+    flags = [f"-I{d}" for d in include]
+    counts = {}
+    for name in ("floor", ONE["row"][0], ONE["reduce"][0]):
+        (tmp_path / "one.cu").write_text(budget.FLOOR + ("" if name == "floor" else f"#include <{FUNCTIONS[name]['header']}.cuh>\n"))
+        command = [budget.NVCC, "-std=c++17", "-O3", "-arch=sm_90", *flags, "-c", "one.cu", "-o", "one.o"]
+        counts[name] = budget.instructions(command, tmp_path)
+    assert max(counts.values()) <= budget.OP_BUDGET * counts["floor"], counts
+
+
+@pytest.mark.level(2)
+def test_time_of_the_c_umbrella(include, tmp_path):
+    """The shortest of three interleaved compilations each: other work only ever adds to one."""
+    functions = len(FUNCTIONS)
+    texts = {name: C_CALL.format(header=header) for name, header in (("umbrella", "kf/kf"), ("op", "kf/ops/bias"))}
+    seconds = collections.defaultdict(list)
+    for _ in range(3):
+        for name, text in texts.items():
+            (tmp_path / f"{name}.c").write_text(text)
+            command = ["gcc", *C_FLAGS, *(f"-I{d}" for d in include), "-c", f"{name}.c", "-o", f"{name}.o"]
+            seconds[name].append(budget.compile_seconds(command, tmp_path))
+    allowed = C_OVER + 0.3 * max(0, functions - 5200) / 1000
+    assert min(seconds["umbrella"]) <= allowed * min(seconds["op"]), dict(seconds)
