@@ -43,11 +43,12 @@ INSTALLED := share/kf/installed.txt
 READY := $(wildcard $(INSTALLED))
 TREE = $(DESTDIR)$(PREFIX)
 
-.PHONY: help demo headers install uninstall dist test level2 robust bench format clean python cc cxx jinja
+.PHONY: help demo headers install uninstall dist test frontends level2 robust bench format clean python cc cxx jinja
 
 help:
 	@echo 'make demo                 generate kernels, compile and run a few: on the GPU if there is one, else on the CPU'
 	@echo 'make test                 all tests that this machine can run; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make frontends            install PyTorch into .venv, for the tests of the Python package that need it'
 	@echo 'make level2               test at KF_LEVEL=2, and file what came of it: docs/promises.md, tests/golden/families.json'
 	@echo 'make robust LOG=FILE      on a GPU: graphs, streams, repeated runs, 2^31 elements, compute-sanitizer'
 	@echo 'make install PREFIX=DIR   then compile with -I DIR/include and #include <kf/kf.h> or <kf/kf.cuh>'
@@ -94,6 +95,9 @@ dist: jinja
 # loadgroup sends a test at a time to the worker that is free; by itself xdist sends runs of many.
 test: $(VENV)/test.stamp cc cxx
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
+
+# PyTorch, for tests/frontends: `make test` takes what is there.
+frontends: $(VENV)/frontends.stamp
 
 level2:
 	@$(MAKE) --no-print-directory test KF_LEVEL=2
@@ -145,6 +149,10 @@ $(VENV)/test.stamp: requirements.txt | $(VENV)/bin/python
 	@echo "Installing the pinned tools of requirements.txt in $(VENV)"
 	@$(PIP) -r requirements.txt || $(call FAIL,pip cannot install requirements.txt (see above))
 	@touch $(VENV)/demo.stamp $@
+
+$(VENV)/frontends.stamp: requirements-frontends.txt $(VENV)/test.stamp
+	@$(PIP) -r requirements-frontends.txt || $(call FAIL,pip cannot install requirements-frontends.txt (see above))
+	@touch $@
 
 $(VENV)/bench.stamp: requirements-bench.txt $(VENV)/test.stamp
 	@$(PIP) -r requirements-bench.txt || $(call FAIL,pip cannot install requirements-bench.txt (see above))

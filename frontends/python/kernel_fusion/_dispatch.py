@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function for each op and activation, over whatever NumPy reads."""
+"""A function for each op and activation, which goes by the kind of its first argument: a PyTorch tensor, or anything that NumPy reads."""
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from kernel_fusion import _arguments, _docs, _table
+
+# PyTorch's Tensor and kf's functions for it, from when both are there: a program that has not imported torch gives no tensors.
+TENSOR: Any = ()
+TORCH: Any = None
+
+
+def _look_for_torch() -> None:
+    global TENSOR, TORCH
+    if TORCH is None and "torch" in sys.modules:
+        TORCH = importlib.import_module("kernel_fusion.torch")
+        TENSOR = sys.modules["torch"].Tensor
 
 
 def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -14,7 +27,19 @@ def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
+    first = op.forward.inputs[0].name
+    of_torch = TORCH.functions(op.name)[activation] if TORCH else None
+
     def function(*args: Any, **kwargs: Any) -> Any:
+        nonlocal of_torch
+        x = args[0] if args else kwargs.get(first)
+        if isinstance(x, TENSOR):
+            if of_torch is None:
+                of_torch = TORCH.functions(op.name)[activation]
+            return of_torch(*args, **kwargs)
+        if TORCH is None and type(x).__module__ == "torch":
+            _look_for_torch()
+            return function(*args, **kwargs)
         return _numpy(op, activation, args, kwargs)
 
     function.__name__ = function.__qualname__ = op.word(activation)
@@ -48,6 +73,7 @@ _made: dict[str, Callable[..., Any]] = {}
 def lookup(name: str) -> Callable[..., Any]:
     """A function by its name or by another spelling."""
     if name not in _made:
+        _look_for_torch()
         if name in _table.functions():
             _made[name] = make(*_table.functions()[name])
         elif name in _table.aliases():

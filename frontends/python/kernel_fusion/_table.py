@@ -61,7 +61,7 @@ class Call:
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
         return next((t for t in whole if not t.unread), whole[0])
 
-    @property
+    @functools.cached_property
     def results(self) -> list[int]:
         """Numbers of the outputs that callers get: not what is saved, nor what goes to an input's place."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
@@ -86,20 +86,20 @@ class Op:
     backward: Call | None
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
 
-    @property
+    @functools.cached_property
     def has_act(self) -> bool:
         return "{act}" in self.pattern
 
-    @property
+    @functools.cached_property
     def has_axis(self) -> bool:
         """Whether callers choose the axis: elsewhere it is the last, or that of the channels which groups are made of."""
         return "after" in self.parts.values() and not self.has_groups
 
-    @property
+    @functools.cached_property
     def has_groups(self) -> bool:
         return "groups" in self.parts.values()
 
-    @property
+    @functools.cached_property
     def act_scalars(self) -> int:
         """The most that one of its activations has."""
         return max(len(s) for s in self.scalars.values())

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of an op, outside the op: a torch.autograd.Function of its two directions, in the form whose forward has ctx, which costs least."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion._table import Op, activations
+from kernel_fusion.torch._schema import schema
+
+NONE = activations()["none"]
+
+
+def _sources(op: Op, activation: str) -> list[tuple[str, int]]:
+    """Where each input of the backward comes from: (in, out or grad, number); (shape, number) where nothing of it is read but how large it is;
+    (none, 0). Weights are given whether or not they are read: their dtype is that of their gradients."""
+    assert op.backward is not None
+    inputs, outputs = [t.name for t in op.forward.inputs], [t.name for t in op.forward.outputs]
+    found = []
+    for t in op.backward.inputs:
+        if t.use == "gradient":
+            found.append(("grad", outputs.index(t.of)))
+        elif t.name in outputs:
+            found.append(("out", outputs.index(t.name)))
+        elif activation in t.unread and t.use != "weight":
+            found.append(("shape", inputs.index(t.name)) if t is op.backward.template else ("none", 0))
+        else:
+            found.append(("in", inputs.index(t.name)))
+    return found
+
+
+def make(op: Op, namespace: Any) -> tuple[Any, Any]:
+    """(the op's forward, the Function around it)"""
+    forward = getattr(namespace, op.name).default
+    return forward, (_with_backward(op, forward, getattr(namespace, f"{op.name}_bwd").default) if op.backward else _without(op, forward))
+
+
+def _constant(op: Op) -> list[int]:
+    """Numbers of the results that have no gradient."""
+    return [i for i, t in enumerate(op.forward.outputs) if t.use == "saved" or t.place_of]
+
+
+def _without(op: Op, forward: Any) -> Any:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            raise NotImplementedError(f"kf.{op.name} has no gradient")
+
+    Function.__name__ = f"kf_{op.name}"
+    return Function
+
+
+def _once(op: Op, backward: Any) -> Any:
+    """A backward that is part of a graph itself: it is computed, and says that it has no gradient when one is asked for."""
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            return backward(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            raise NotImplementedError(f"kf.{op.name} has no second derivative")
+
+    Twice.__name__ = f"kf_{op.name}_bwd"
+    return Twice
+
+
+def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
+    s = schema(op, False)
+    assert op.backward is not None
+    inputs = [t.name for t in op.forward.inputs]
+    gives = [inputs.index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
+    constant, one = _constant(op), len(op.forward.outputs) == 1
+    tail = len(s.arguments) - s.saves
+    rng = tail - 1 - op.has_act if op.dropout else 0  # of the arguments behind the tensors one is a tensor again
+    twice = _once(op, backward)
+    of_activation = {activations()[act]: _sources(op, act) for act in op.activations}  # by id: torch.compile reads it as it is
+
+    def remember(ctx: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> None:
+        ctx.activation = args[tail - 1] if op.has_act else NONE
+        sources = of_activation[ctx.activation]
+        ctx.save_for_backward(*[(args if kind == "in" else outs)[i] for kind, i in sources if kind in ("in", "out")], *([args[rng]] if rng else []))
+        ctx.shapes = [(args[i].shape, args[i].dtype) for kind, i in sources if kind == "shape"]
+        ctx.rest = args[len(inputs):rng or tail], args[rng + 1:tail] if rng else ()
+        if constant:
+            ctx.mark_non_differentiable(*[outs[i] for i in constant])
+
+    def gather(ctx: Any, grads: Sequence[Tensor]) -> list[Any]:
+        kept, shapes = iter(ctx.saved_tensors), iter(ctx.shapes)
+        found: list[Any] = []
+        for kind, i in of_activation[ctx.activation]:
+            if kind == "grad":
+                found.append(grads[i])
+            elif kind == "shape":
+                shape, dtype = next(shapes)
+                found.append(grads[0].new_empty((), dtype=dtype).expand(shape))
+            else:
+                found.append(None if kind == "none" else next(kept))
+        return [*found, *ctx.rest[0], *([next(kept)] if rng else []), *ctx.rest[1]]
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            outs = forward(*args)
+            remember(ctx, args, (outs,) if one else outs)
+            return outs
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            mask = 0
+            for j, i in enumerate(gives):
+                mask |= ctx.needs_input_grad[i] << j
+            args = gather(ctx, grads)
+            found = twice.apply(*args, mask) if torch.is_grad_enabled() else backward(*args, mask)
+            result: list[Tensor | None] = [None] * len(s.arguments)
+            for j, (i, gradient) in enumerate(zip(gives, (found,) if len(gives) == 1 else found)):
+                if mask >> j & 1:
+                    result[i] = gradient
+            return tuple(result)
+
+    Function.__name__ = f"kf_{op.name}"
+    return Function

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ops of torch.library do: on the CPU, through the C library; with fake tensors, shapes and dtypes alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import _counts, _library, _plan, _strides
+from kernel_fusion._arguments import PROBABILITY
+from kernel_fusion.torch._schema import Given, Schema, wanted
+
+WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64",
+         torch.uint8: "u8", torch.bool: "u8"}
+DTYPES = {word: dtype for dtype, word in WORDS.items() if dtype is not torch.bool}
+Result = Tensor | tuple[Tensor, ...]
+
+
+def where(s: Schema, given: Given) -> str:
+    return f"kf.{s.op.word(given.activation)}{' (backward)' if s.backward else ''}"
+
+
+def word(s: Schema, given: Given, name: str, dtype: torch.dtype) -> str:
+    if dtype not in WORDS:
+        raise TypeError(f"{where(s, given)}: {name} has the dtype {dtype}, expected one of {', '.join(str(d) for d in WORDS)}")
+    return WORDS[dtype]
+
+
+def check(s: Schema, given: Given) -> None:
+    """Devices and scalars."""
+    first = next(t for t in given.tensors if t is not None)
+    for t, x in zip(s.call.inputs, given.tensors):
+        if x is not None and x.device != first.device:
+            raise ValueError(f"{where(s, given)}: {t.name} is on {x.device}, the others on {first.device}")
+    rng = given.rng
+    if rng is not None and (rng.dtype != torch.int64 or tuple(rng.shape) != (2,) or rng.device != first.device):
+        raise ValueError(f"{where(s, given)}: rng is {rng.dtype} of the shape {tuple(rng.shape)} on {rng.device}, expected two int64 on "
+                         f"{first.device}")
+    values = [*s.call.scalars, *s.op.scalars[given.activation], *([PROBABILITY] if s.op.dropout else [])]
+    for value, x in zip(values, given.scalars):
+        _plan.check_value(where(s, given), value, x)
+
+
+def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
+    check(s, given)
+    tensors = tuple(None if x is None else (x.shape, word(s, given, t.name, x.dtype)) for t, x in zip(s.call.inputs, given.tensors))
+    second = None if given.dtype is None else word(s, given, "dtype", given.dtype)
+    make = _plan.plan if symbolic else _plan.cached
+    return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
+
+
+def _outputs(s: Schema, given: Given, made: _plan.Plan) -> list[Tensor]:
+    """Those that are not wanted have no elements: an op has as many results in every call."""
+    first = next(t for t in given.tensors if t is not None)
+    return [torch.empty(shape if wanted(s.call, given, i) else (0,), dtype=DTYPES[dtype], device=first.device)
+            for i, (shape, dtype) in enumerate(zip(made.shapes, made.dtypes))]
+
+
+def _result(found: Sequence[Tensor]) -> Result:
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def fake(s: Schema) -> Callable[..., Result]:
+    def run(*args: Any) -> Result:
+        given = s.sort(args)
+        return _result(_outputs(s, given, plan(s, given, symbolic=True)))
+
+    return run
+
+
+def cpu(s: Schema) -> Callable[..., Result]:
+    """Through ctypes."""
+    def run(*args: Any) -> Result:
+        given = s.sort(args)
+        made = plan(s, given, symbolic=False)
+        outputs = _outputs(s, given, made)
+        if any(wanted(s.call, given, i) for i in range(len(outputs))):
+            _call(s, given, made, outputs)
+        return _result(outputs)
+
+    return run
+
+
+def _call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor]) -> None:
+    held, strides = _inputs(s, given, made)
+    addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
+    addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
+    rng = None if given.rng is None else given.rng.contiguous()
+    _library.library().call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), given.scalars,
+                            None if rng is None else rng.data_ptr(), s.call.workspace)
+
+
+def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
+    """Tensors as the launcher takes them, none where it reads nothing; and strides of those that are not dense."""
+    held: list[Tensor | None] = []
+    found: dict[str, tuple[int, ...]] = {}
+    for t, x in zip(s.call.inputs, given.tensors):
+        if x is None or given.activation in t.unread:
+            held.append(None)
+            continue
+        strides = _strides.of(t, made.layout, x.shape, x.stride())
+        if strides is None:
+            _counts.copied(s.op.name)
+            x = x.contiguous()
+        elif any(strides):
+            found[t.name] = strides
+        held.append(x)
+    return held, found

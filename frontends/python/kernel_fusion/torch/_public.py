@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function for each op and activation over PyTorch's tensors: the arguments that people give, in the order that the op takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import _arguments
+from kernel_fusion._table import Op, activations
+from kernel_fusion.torch import _autocast, _autograd
+from kernel_fusion.torch._kernels import DTYPES
+from kernel_fusion.torch._schema import schema
+
+
+def seed_of(x: Tensor, rng: Any) -> Tensor:
+    """Seed and offset of a dropout as a tensor of x's device: drawn from the default generator, so that manual_seed decides, torch.compile traces
+    it and a graph that is replayed draws anew."""
+    if rng is None:
+        return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
+    return rng if isinstance(rng, Tensor) else torch.tensor([int(v) for v in rng], dtype=torch.int64, device=x.device)
+
+
+def dtype_of(where: str, dtype: Any) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else DTYPES[_arguments.dtype_word(where, dtype)]
+
+
+def _text(op: Op, activation: str) -> str:
+    """The function as Python would be written by hand: what is taken apart once here, eager calls and torch.compile need not take apart each time."""
+    inputs = op.forward.inputs
+    tensors, first = ", ".join(t.name for t in inputs), inputs[0].name
+    needs = " or ".join(f"({t.name} is not None and {t.name}.requires_grad)" if t.nullable else f"{t.name}.requires_grad" for t in inputs)
+    rest = _rest(op, activation)
+    lines = [f"def function{_arguments.signature(op, activation)}:",
+             "    if out is not None:",
+             "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
+             f"    if {first}.device.type in devices and autocast({first}.device.type):",
+             f"        {tensors}, = cast(({tensors},))"]
+    if op.family == "reduce":
+        lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
+    lines += [f"    if grad_on() and ({needs}):",
+              f"        found = apply({tensors}, {rest.format(save=True)})",
+              "    else:",
+              f"        found = forward({tensors}, {rest.format(save=False)})"]
+    for i, t in enumerate(op.forward.outputs):
+        lines += [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"] if t.place_of else []
+    results = [f"found[{i}]" for i in op.forward.results] if len(op.forward.outputs) > 1 else ["found"]
+    return "\n".join([*lines, f"    return {', '.join(results)}", ""])
+
+
+def _rest(op: Op, activation: str) -> str:
+    """What stands behind the tensors when the op is called."""
+    scalars = [v.name for v in op.scalars[activation]]
+    acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
+    words = {"activation": str(activations()[activation]), "rng": f"seed_of({op.forward.inputs[0].name}, rng)", "dtype": "dtype_of(where, dtype)",
+             "p": "p if training else 0.0", "save": "{save}", **acts}
+    return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
+
+
+def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
+    where = f"kf.{op.word(activation)}"
+    names: dict[str, Any] = {
+        "forward": forward, "apply": function.apply, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
+        "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
+    exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
+    made: Callable[..., Any] = names["function"]
+    return made
+
+
+def functions(op: Op, namespace: Any) -> dict[str, Callable[..., Any]]:
+    """{activation: function}"""
+    forward, function = _autograd.make(op, namespace)
+    return {activation: make(op, activation, forward, function) for activation in op.activations}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op of torch.library takes, in which order: tensors, integers and scalars as its entry has them, then what says which call it is."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kernel_fusion._table import Call, Op, activations
+
+ALL = -1  # mask: every gradient
+
+
+class Given(NamedTuple):
+    """An op's arguments, sorted."""
+
+    tensors: Sequence[Tensor | None]
+    integers: Sequence[int]
+    scalars: Sequence[float]  # the op's, as many of the activation's as it has, p
+    axis: int
+    groups: int
+    rng: Tensor | None
+    activation: str
+    dtype: Any
+    mask: int  # of a backward: which gradients; of a forward: whether what is saved for one is wanted
+
+
+@functools.cache
+def words() -> dict[int, str]:
+    return {number: name for name, number in activations().items()}
+
+
+class Schema:
+    """Of one direction of an op."""
+
+    def __init__(self, op: Op, backward: bool):
+        self.op, self.backward, self.call = op, backward, op.direction(backward)
+        self.name = f"{op.name}_bwd" if backward else op.name
+        self.inputs = len(self.call.inputs)
+        self.saves = not backward and any(t.use == "saved" for t in self.call.outputs)
+        self.arguments = self._arguments()
+        self.at = {name: i for i, (_, name) in enumerate(self.arguments)}  # where each is; "scalars" and "act": the first of them
+        self.at["scalars"] = self.inputs + len(self.call.integers)
+        self.at["act"] = self.at["scalars"] + len(self.call.scalars)
+
+    def _arguments(self) -> list[tuple[str, str]]:
+        """[(type, name)]"""
+        op, call = self.op, self.call
+        found = [("Tensor?" if t.nullable or t.unread else "Tensor", t.name) for t in call.inputs]
+        found += [("int", v.name) for v in call.integers] + [("float", v.name) for v in call.scalars]
+        found += [("float", f"act_{i}") for i in range(op.act_scalars)] + ([("float", "p")] if op.dropout else [])
+        found += [("int", "dim")] if op.has_axis else []
+        found += [("int", "groups")] if op.has_groups else []
+        found += [("Tensor", "rng")] if op.dropout else []
+        found += [("int", "activation")] if op.has_act else []
+        found += [("ScalarType", "dtype")] if op.second == "results" else []
+        return found + ([("int", "mask")] if self.backward else [("bool", "save")] if self.saves else [])
+
+    @property
+    def text(self) -> str:
+        results = ["Tensor"] * len(self.call.outputs)
+        given = ", ".join(f"{t} {n}" for t, n in self.arguments)
+        return f"{self.name}({given}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
+
+    def sort(self, args: Sequence[Any]) -> Given:
+        at, op = self.at, self.op
+        activation = words()[args[at["activation"]]] if op.has_act else "none"
+        scalars = args[at["scalars"]:at["act"] + len(op.scalars[activation])]
+        return Given(args[:self.inputs], args[self.inputs:at["scalars"]], (*scalars, args[at["p"]]) if op.dropout else scalars,
+                     args[at["dim"]] if op.has_axis else -1, args[at["groups"]] if op.has_groups else 1, args[at["rng"]] if op.dropout else None,
+                     activation, args[at["dtype"]] if "dtype" in at else None, args[-1] if self.backward or self.saves else ALL)
+
+
+def schema(op: Op, backward: bool) -> Schema:
+    return _schema(op, backward)
+
+
+_schema = functools.cache(Schema)
+
+
+def wanted(call: Call, given: Given, i: int) -> bool:
+    """Whether an output is computed."""
+    t = call.outputs[i]
+    if t.use == "gradient":
+        return bool(given.mask >> i & 1)
+    if t.use == "saved":
+        return bool(given.mask)
+    if t.place_of:
+        return given.tensors[[x.name for x in call.inputs].index(t.place_of)] is not None
+    return True

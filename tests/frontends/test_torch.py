@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.ops over PyTorch tensors: values and gradients of every op against the user's own formula in float64; dropout, autocast, strides, errors."""
+
+import re
+
+import kfpython
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torchops  # noqa: E402
+from torchops import TOLERANCE, case, close, ids  # noqa: E402
+
+each = pytest.mark.parametrize("f", torchops.PLAIN, ids=ids)
+
+
+def weighted(found, ups):
+    return sum((r.double() * u).sum() for r, u in zip(found, ups) if r.is_floating_point() and r.requires_grad)
+
+
+@each
+def test_values_and_gradients(kf, f):
+    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)):
+        c = case(f, dtype)
+        want, given = c.reference()
+        got = torchops.results(c.call(kf))
+        for i, (g, w) in enumerate(zip(got, want)):
+            close(g, w, TOLERANCE[dtype], f"{ids(f)} {dtype} result {i}")
+        ups = [torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(g.dtype) for g, w in zip(got, want)]
+        mine = torch.autograd.grad(weighted(got, ups), [c.tensors[n] for n in c.wanted])
+        theirs = torch.autograd.grad(weighted(want, [u.double() for u in ups]), [given[n] for n in c.wanted])
+        for name, m, t in zip(c.wanted, mine, theirs):
+            assert m.dtype == c.tensors[name].dtype
+            close(m, t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+
+
+def test_the_comparison_bites(kf):
+    """A wrong formula, or a gradient of another input, is seen."""
+    f = next(f for f in torchops.PLAIN if ids(f) == "bias_gelu")
+    c = case(f, "f32")
+    want = c.reference()[0][0]
+    with pytest.raises(AssertionError):
+        close(c.call(kf) * (1 + 2e-4), want, TOLERANCE["f32"])
+
+
+@each
+def test_each_gradient_alone(kf, f):
+    """Of one input alone, in place of all, it is the same; the others are not computed."""
+    c = case(f, "f32")
+    x = {n: t.detach() for n, t in c.tensors.items()}
+    both = torch.autograd.grad(torchops.results(c.call(kf))[0].sum(), [c.tensors[n] for n in c.wanted])
+    for name, want in zip(c.wanted, both):
+        alone = x[name].clone().requires_grad_()
+        [got] = torch.autograd.grad(torchops.results(c.call(kf, **{**x, name: alone}))[0].sum(), [alone])
+        assert torch.equal(got, want), name
+
+
+def test_absent_operands(kf):
+    x = torch.randn(4, 6, requires_grad=True)
+    bias = torch.randn(6, requires_grad=True)
+    got, want = kf.ops.layer_norm(x, bias=bias), torch.nn.functional.layer_norm(x, (6,), None, bias)
+    close(got, want, 1e-5)
+    up = torch.randn_like(got)
+    for m, t in zip(torch.autograd.grad(got, [x, bias], up), torch.autograd.grad(want, [x, bias], up)):
+        close(m, t, 1e-5)
+    half = x.detach().bfloat16().requires_grad_()
+    assert torch.autograd.grad(kf.ops.layer_norm(half, bias=bias).float().sum(), [bias])[0].dtype == torch.float32
+
+
+def test_what_is_kept_for_the_backward(kf):
+    """What a gradient does not read is not held: the sum of a tensor needs its shape alone."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        x = torch.randn(50, 7, requires_grad=True)
+        kf.ops.sum(x, dim=0).sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x)) and (50, 7) not in kept
+        kf.ops.layer_norm(x)
+        assert kept.count((50, 7)) == 1
+
+
+def test_without_a_gradient_nothing_is_saved(kf):
+    """Outputs that only a backward reads have no elements then."""
+    op = torch.ops.kf.layer_norm.default
+    x = torch.randn(3, 4)
+    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, False)] == [(3, 4), (0,), (0,)]
+    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, True)] == [(3, 4), (3,), (3,)]
+    with torch.no_grad():
+        assert not kf.ops.layer_norm(x.requires_grad_()).requires_grad
+
+
+def test_second_derivatives_are_refused(kf):
+    x = torch.randn(3, 4, requires_grad=True)
+    [first] = torch.autograd.grad(kf.ops.layer_norm(x).square().sum(), [x], create_graph=True)
+    with pytest.raises(NotImplementedError, match="kf.layer_norm has no second derivative"):
+        torch.autograd.grad(first.sum(), [x])
+    with pytest.raises(NotImplementedError, match="kf.cast has no gradient"):
+        kf.ops.cast(x, torch.float64).sum().backward()
+
+
+def test_dropout(kf):
+    x = torch.randn(5000, requires_grad=True)
+    torch.manual_seed(5)
+    a = kf.ops.gelu_dropout(x, p=0.25)
+    torch.manual_seed(5)
+    b = kf.ops.gelu_dropout(x, p=0.25)
+    assert torch.equal(a, b) and not torch.equal(a, kf.ops.gelu_dropout(x, p=0.25)) and abs((a == 0).float().mean() - 0.25) < 0.03
+    kept = a != 0
+    close(a[kept], (torch.nn.functional.gelu(x) / 0.75)[kept], 1e-5)
+    [got] = torch.autograd.grad(a.sum(), [x])
+    [want] = torch.autograd.grad((torch.nn.functional.gelu(x) * kept / 0.75).sum(), [x])
+    close(got, want, 1e-5)
+    rng = torch.tensor([3, 4])
+    assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=(3, 4)))
+    assert kf.ops.gelu_dropout(x, rng=(3, 4)).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=(3, 4)).tobytes()
+    close(kf.ops.gelu_dropout(x, training=False), torch.nn.functional.gelu(x), 1e-5)
+
+
+def test_running_statistics(kf):
+    x = torch.randn(4, 3, 5)
+    mean, var, want = torch.zeros(3), torch.ones(3), (torch.zeros(3), torch.ones(3))
+    got = kf.ops.batch_norm_train(x.requires_grad_(), mean, var)
+    close(got, torch.nn.functional.batch_norm(x, *want, training=True), 1e-5)
+    close(mean, want[0], 1e-6)
+    close(var, want[1], 1e-6)
+    got.sum().backward()
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_autocast(kf, weights):
+    """Casts lie in front of the gradient: each leaf's has its own dtype."""
+    w, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+    g = torch.ones(8, dtype=weights, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        h = x @ w
+        out = kf.ops.layer_norm_relu(h, g)
+        assert h.dtype == out.dtype == torch.bfloat16
+        assert kf.ops.bias_relu(h, torch.zeros(8)).dtype == torch.float32
+    with pytest.raises(TypeError, match="kf.bias_relu: bias has the dtype f32, expected bf16 beside x of bf16"):
+        kf.ops.bias_relu(h, torch.zeros(8))
+    out.float().sum().backward()
+    assert w.grad.dtype == torch.float32 and g.grad.dtype == weights
+
+
+def test_strides(kf):
+    x = torch.randn(6, 5, 8)
+    for view, copies in ((x[..., :4], 0), (x[:, 2], 0), (x[::2], 1), (x.transpose(0, 2), 1), (x.expand(2, 6, 5, 8), 1), (x[0, :1].expand(9, 8), 0)):
+        before = kf.info()["copies"].get("layer_norm", 0)
+        close(kf.ops.layer_norm(view), torch.nn.functional.layer_norm(view, view.shape[-1:]), 1e-5)
+        assert kf.info()["copies"].get("layer_norm", 0) - before == copies, view.stride()
+    z = torch.randn(4, dtype=torch.complex64).conj().imag  # a view that torch negates lazily
+    close(kf.ops.relu(z), torch.relu(z), 0)
+
+
+SAID = [
+    (lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(7)), ValueError,
+     "kf.bias_gelu: bias has the shape (7,), expected (5,) beside x of the shape (3, 5)"),
+    (lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(5).double()), TypeError, "kf.bias_gelu: bias has the dtype f64, expected f32 beside x of f32"),
+    (lambda kf, x: kf.ops.bias_gelu(x.to(torch.complex64), x[0]), TypeError, "kf.bias_gelu: x has the dtype torch.complex64, expected one of"),
+    (lambda kf, x: kf.ops.layer_norm(x, eps=-1.0), ValueError, "kf.layer_norm: eps is -1.0, expected at least 0"),
+    (lambda kf, x: kf.ops.layer_norm(x, torch.zeros(5, device="meta")), ValueError, "kf.layer_norm: weight is on meta, the others on cpu"),
+    (lambda kf, x: kf.ops.relu(x, out=x), TypeError, "kf.relu: out is for NumPy arrays"),
+    (lambda kf, x: kf.ops.gelu_dropout(x, rng=torch.zeros(3).long()), ValueError, "kf.gelu_dropout: rng is torch.int64 of the shape (3,)"),
+    (lambda kf, x: kf.ops.gelu_dropout(x, p=-0.5), ValueError, "kf.gelu_dropout: p is -0.5, expected at least 0 and at most 1"),
+    (lambda kf, x: kf.ops.sum(x, dim=2), ValueError, "kf.sum: x has the shape (3, 5), expected a dimension 2, the axis")]
+
+
+@pytest.mark.parametrize("number", range(len(SAID)))
+def test_what_is_refused(kf, number):
+    """With tensors, and with fake ones, the same words; op, argument, shapes and dtypes are named."""
+    call, error, text = SAID[number]
+    x = torch.randn(3, 5)
+    with pytest.raises(error, match=re.escape(text)):
+        call(kf, x)
+    if "meta" not in text:
+        with torch.device("meta"), pytest.raises(error, match=re.escape(text)):
+            call(kf, x.to("meta"))
+
+
+def test_threads_are_torch_s(kf):
+    import kernel_fusion.torch as own
+
+    assert own.THREADS_SHARED
+    x, threads, found = torch.randn(700, 403), torch.get_num_threads(), []
+    for n in (1, 2):
+        torch.set_num_threads(n)
+        found.append(kf.ops.layer_norm_gelu(x))
+    torch.set_num_threads(threads)
+    assert torch.equal(*found) and kfpython.OPS

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch asks of custom ops: opcheck, gradcheck, torch.compile and torch.export, for one op a family at level 1, for all at level 2."""
+
+import cases
+import kfpython
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torchops  # noqa: E402
+from torchops import case, close, ids  # noqa: E402
+
+each = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN), ids=ids)
+of_each_family = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few_of_each_family(), ids=ids)
+
+
+@of_each_family
+def test_opcheck(kf, f):
+    """Both directions, as the function calls them."""
+    from kernel_fusion.torch._schema import schema
+
+    calls = []
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "kf":
+                calls.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    c = case(f, "f32")
+    with Recorder():
+        sum(r.sum() for r in torchops.results(c.call(kf)) if r.requires_grad).backward()
+    assert [function._schema.name for function, _ in calls] == [f"kf::{schema(c.op, backward).name}" for backward in (False, True)]
+    for function, args in calls:
+        torch.library.opcheck(function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args))
+
+
+@each
+def test_gradcheck(kf, f):
+    c = case(f, "f64")
+    tensors = [c.tensors[n] for n in c.wanted]
+    assert torch.autograd.gradcheck(lambda *t: c.call(kf, **dict(zip(c.wanted, t))), tensors)
+
+
+def test_gradcheck_of_a_dropout(kf):
+    x = torch.randn(40, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: kf.ops.gelu_dropout(x, p=0.4, rng=(3, 4)), [x])
+
+
+@of_each_family
+def test_compile(kf, f):
+    """As one graph, of sizes that change; forward and backward give the same bits as without it."""
+    torch._dynamo.reset()
+    own, kwargs = getattr(kf.ops, ids(f)), case(f).kwargs
+
+    def call(tensors):
+        return torchops.results(own(**tensors, **kwargs))
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for seed, more in ((0, 0), (1, 2)):
+        shape = torchops.FORMS[f["form"]]
+        c = case(f, "f32", seed, (shape[0] + more, *shape[1:]))
+        got, want = compiled(c.tensors), call(c.tensors)
+        leaves = [c.tensors[n] for n in c.wanted]
+        assert all(torch.equal(g, w) for g, w in zip(got, want))
+        for g, w in zip(*(torch.autograd.grad(sum(r.sum() for r in found if r.requires_grad), leaves) for found in (got, want))):
+            assert torch.equal(g, w)
+
+
+def test_compile_of_a_model(kf):
+    """By Inductor's way of splitting forward and backward; dropout follows manual_seed; running statistics are updated."""
+    norm = torch.nn.Parameter(torch.ones(8))
+
+    def model(x, mean, var):
+        h = kf.ops.gelu_dropout(kf.ops.layer_norm_gelu(x, norm), p=0.5)
+        return kf.ops.batch_norm_train(h, mean, var)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, found = torch.randn(16, 8), []
+    for fn in (compiled, compiled, model):
+        torch.manual_seed(2)
+        mean, var = torch.zeros(8), torch.ones(8)
+        fn(x, mean, var).sum().backward()
+        found.append(mean)
+        assert (mean != 0).all() and (var != 1).all()
+    assert torch.equal(found[0], found[1]) and norm.grad is not None
+
+
+def test_autocast_compiled(kf):
+    torch._dynamo.reset()
+    fn = torch.compile(kf.ops.layer_norm_relu, fullgraph=True, backend="aot_eager")
+    w, g = torch.randn(8, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fn(torch.randn(4, 8) @ w, g)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16 and w.grad.dtype == g.grad.dtype == torch.float32
+
+
+@of_each_family
+def test_export(kf, f):
+    class Model(torch.nn.Module):
+        def forward(self, *tensors):
+            return c.call(kf, **dict(zip(c.tensors, tensors)))
+
+    c = case(f, "f32", grad=False)
+    tensors = tuple(c.tensors.values())
+    program = torch.export.export(Model(), tensors)
+    assert f"kf.{c.op.name}" in str(program.graph)
+    for g, w in zip(torchops.results(program.module()(*tensors)), torchops.results(Model()(*tensors))):
+        close(g, w, 0)
+
+
+def test_every_op_is_registered(kf):
+    """Of the table, both directions, with schemas that say which tensors may be absent."""
+    from kernel_fusion import _table
+
+    for op in _table.ops().values():
+        for name in [op.name, *([f"{op.name}_bwd"] if op.backward else [])]:
+            assert torch.ops.kf.__getattr__(name).default._schema.name == f"kf::{name}"
+    text = str(torch.ops.kf.layer_norm.default._schema)
+    assert text == ("kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float act_1, int activation, bool save) "
+                    "-> (Tensor, Tensor, Tensor)") and kfpython.OPS

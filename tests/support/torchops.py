@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of kf.ops over PyTorch tensors, drawn for each op, and what they should give: the benchmarks' formulas in float64, with their autograd."""
+
+import functools
+import sys
+from dataclasses import dataclass
+
+import cases
+import kflib
+import kfpython
+import torch
+
+sys.path.append(str(kflib.ROOT / "bench"))
+import peers  # noqa: E402
+
+kfpython.use()
+from kernel_fusion import _table  # noqa: E402
+
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if not f["bwd"] and not f["state"]]
+FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5), "groups": (2, 6, 4), "channels": (3, 2, 4), "axis": (2, 4, 3)}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
+TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
+
+
+def chosen(function):
+    """Whether the library has it: at level 2 every op with three activations, the identity among them where it is one."""
+    acts = [a for a in _table.ops()[_name(function)].activations if a in ("none", "gelu", "leaky_relu" if kfpython.WHOLE else "relu")]
+    return (kfpython.WHOLE or _name(function) in kfpython.OPS) and function["activation"] in acts
+
+
+def _name(function):
+    return next(op.name for op in _table.ops().values() if op.pattern == function["op"])
+
+
+# One function for each op and activation, the first dtypes.
+ALL = list({(f["op"], f["activation"]): f for f in reversed(FUNCTIONS) if chosen(f) and len(f["dtypes"]) == 1}.values())[::-1]
+PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
+
+
+def few(found):
+    """At level 1 one of each op, with an activation that is none of the trivial ones where it has such."""
+    order = sorted(found, key=lambda f: f["activation"] != "gelu")
+    names = {id(f) for f in {f["op"]: f for f in reversed(order)}.values()}
+    return [f for f in found if cases.LEVEL > 1 or id(f) in names]
+
+
+def ids(f):
+    return _table.ops()[_name(f)].word(f["activation"])
+
+
+@dataclass
+class Case:
+    f: dict
+    op: object
+    tensors: dict  # {name: tensor of the dtype}
+    kwargs: dict
+    scalars: dict
+
+    def call(self, kf, **tensors):
+        given = self.tensors | tensors
+        return getattr(kf.ops, ids(self.f))(**given, **self.kwargs)
+
+    @property
+    def wanted(self):
+        return [n for n, t in self.tensors.items() if t.requires_grad]
+
+    def reference(self, drop=lambda x: x):
+        """(results, {input: gradient of the first result's sum weighted by `up`}), in float64."""
+        given = {n: t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for n, t in self.tensors.items()}
+        groups = self.f["form"] == "groups"
+        found = peers.forward(self.f, self.scalars, drop)(given | {"x": given["x"].unsqueeze(1)} if groups else given)
+        return [r.squeeze(1) for r in found] if groups else found, given
+
+
+def _draw(f, a, shape, dtype, rng):
+    word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
+    if word == "labels":
+        return torch.randint(0, FORMS[f["form"]][-1], shape, generator=rng)
+    if word == "seen":
+        return torch.rand(shape, generator=rng) > 0.4
+    x = torch.randn(shape, generator=rng, dtype=torch.float64)
+    x = {"normal": lambda: x, "mask": lambda: x, "uniform": lambda: torch.sigmoid(x) * 0.8 + 0.1, "distribution": lambda: x.softmax(-1),
+         "near_one": lambda: 1 + x / 8}[word]()
+    return x.to(dtype)
+
+
+def case(f, dtype="f64", seed=0, shape=None, grad=True):
+    rng = torch.Generator().manual_seed(seed)
+    op = _table.ops()[_name(f)]
+    shape = shape or FORMS[f["form"]]
+    axis, groups = (1, 3 if op.has_groups else 1)
+    template = op.forward.template
+    first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
+    layout = op.expand(op.forward, first, axis, groups)
+    tensors = {}
+    for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
+        own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
+        x = _draw(f, a, layout.of(t), DTYPES.get(own), rng)
+        tensors[t.name] = x.requires_grad_() if grad and x.is_floating_point() and gradient(op, t.name) else x
+    scalars = {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])} | {"groups": groups}
+    kwargs = ({"dim": axis} if op.has_axis else {}) | ({"groups": groups} if op.has_groups else {})
+    return Case(f, op, tensors, kwargs, scalars)
+
+
+def gradient(op, name):
+    return op.backward is not None and any(t.of == name for t in op.backward.outputs)
+
+
+def results(found):
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def close(got, want, tolerance, what=""):
+    assert got.shape == want.shape, (what, got.shape, want.shape)
+    error = (got.detach().double() - want.detach().double()).abs()
+    assert not error.numel() or (error <= tolerance * (1 + want.detach().double().abs())).all(), f"{what}: {error.max()}"
+
+
+@functools.cache
+def few_of_each_family():
+    """One op a family: what takes seconds each, such as torch.compile."""
+    return list({f["family"]: f for f in reversed(few(PLAIN)) if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")}.values())
