@@ -112,7 +112,7 @@ bench: $(VENV)/bench.stamp headers cc
 
 format: $(VENV)/test.stamp
 	@$(VENV)/bin/ruff check --fix .
-	@find include tests examples bench -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+	@find include frontends tests examples bench -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
 
 clean:
 	rm -rf build

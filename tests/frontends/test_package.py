@@ -4,19 +4,11 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import kflib
 import kfpython
 import pytest
-
-
-def python(script, **environment):
-    """What a new process prints."""
-    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from kfpython import python
 
 
 def test_import_is_light():

@@ -19,20 +19,10 @@ def test_opcheck(kf, f):
     """Both directions, as the function calls them."""
     from kernel_fusion.torch._schema import schema
 
-    calls = []
-
-    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.namespace == "kf":
-                calls.append((function, args))
-            return function(*args, **(kwargs or {}))
-
-    c = case(f, "f32")
-    with Recorder():
-        sum(r.sum() for r in torchops.results(c.call(kf)) if r.requires_grad).backward()
+    c, calls = torchops.recorded(kf, f)
     assert [function._schema.name for function, _ in calls] == [f"kf::{schema(c.op, backward).name}" for backward in (False, True)]
     for function, args in calls:
-        torch.library.opcheck(function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args))
+        torch.library.opcheck(function, args)
 
 
 @each

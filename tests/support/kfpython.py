@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 
 import cases
@@ -46,12 +47,25 @@ def package():
     return folder
 
 
+CACHE = kflib.ROOT / "build/tests/python/cache"
+
+
 def use():
-    """Makes `import kernel_fusion` find it."""
+    """Makes `import kernel_fusion` find it; what it makes at run time does not go into the user's own folder."""
+    os.environ.setdefault("KF_CACHE_DIR", str(CACHE))
     folder = str(package())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return pathlib.Path(folder)
+
+
+def python(script, **environment):
+    """What a new process prints, in which the package is found."""
+    path = os.pathsep.join([str(package()), str(kflib.ROOT / "gen")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          env={**os.environ, "KF_CACHE_DIR": str(CACHE), "PYTHONPATH": path, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 class Packed:

@@ -120,3 +120,21 @@ def close(got, want, tolerance, what=""):
 def few_of_each_family():
     """One op a family: what takes seconds each, such as torch.compile."""
     return list({f["family"]: f for f in reversed(few(PLAIN)) if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")}.values())
+
+
+def recorded(kf, f, dtype="f32"):
+    """(a case, [(op, arguments)] of the calls that its two directions make)."""
+    calls = []
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "kf":
+                calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
+            return function(*args, **(kwargs or {}))
+
+    c = case(f, dtype)
+    with Recorder():
+        torch.manual_seed(0)
+        found = [r for r in results(c.call(kf)) if r.requires_grad]
+        sum((r * torch.randn(r.shape).to(r.dtype)).sum() for r in found).backward()
+    return c, calls

@@ -2,8 +2,10 @@
 """What is installed, where it is, and what it has done."""
 
 import ctypes
+import importlib
 import os
 import pathlib
+import sys
 from typing import Any
 
 from kernel_fusion import _counts, _isa, _library
@@ -49,9 +51,11 @@ def get_include() -> str:
 
 def info() -> dict[str, Any]:
     """The version, the CPU library that this processor gets, its functions and threads; inputs that had to be made contiguous, by op."""
-    found: dict[str, Any] = {"version": version(), "instruction sets": list(_isa.runnable()), "library": None, "copies": dict(_counts.copies)}
+    found: dict[str, Any] = {"version": version(), "instruction sets": list(_isa.runnable()), "library": None, "copies": _counts.copies()}
     try:
         library = _library.library()
     except (ImportError, OSError) as e:
         return found | {"why no library": str(e)}
+    if "torch" in sys.modules:
+        found["torch"] = importlib.import_module("kernel_fusion.torch").kernels()
     return found | {"library": str(library.path), "functions": library.count, "threads": _library.get_threads()}

@@ -35,6 +35,10 @@ class Library:
         found: int = self.dll.kfp_find(function.encode())
         return found
 
+    def lacks(self, function: str) -> NotImplementedError:
+        fewer = "that was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
+        return NotImplementedError(f"{function} is not in {self.path.name}: {fewer}")
+
     @property
     def count(self) -> int:
         return ctypes.c_int.in_dll(self.dll, "kfp_count").value
@@ -44,8 +48,7 @@ class Library:
         """tensors: their addresses; sizes: integers behind them; rng: the address of seed and offset."""
         found = self.find(function)
         if found < 0:
-            fewer = "that was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
-            raise NotImplementedError(f"{function} is not in {self.path.name}: {fewer}")
+            raise self.lacks(function)
         n = (ctypes.c_int64 * len(sizes))(*sizes)
         size = self.dll.kfp_space(found, n) if workspace else 0
         space, at = scratch(size)

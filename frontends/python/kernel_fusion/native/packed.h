@@ -10,9 +10,9 @@
 #define KFP_EXPORT __attribute__((visibility("default")))
 #define KFP_UNUSED __attribute__((unused))
 /* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset; workspace and its bytes */
-#define KFP_PARAMETERS \
-    KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d, KFP_UNUSED const double *s, KFP_UNUSED const uint64_t *r, \
-        KFP_UNUSED void *w, KFP_UNUSED size_t b
+#define KFP_PARAMETERS                                                                                                                     \
+    KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d, KFP_UNUSED const double *s,                       \
+        KFP_UNUSED const uint64_t *r, KFP_UNUSED void *w, KFP_UNUSED size_t b
 
 typedef struct {
     const char *name;

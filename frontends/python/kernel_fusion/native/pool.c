@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads of kf's C library: the host's parallel loop where it has given one, else a small pool of its own. No OpenMP: a process that has
-   two libraries of it (PyTorch brings its own) has two pools that do not know of each other. */
+/* The threads of kf's C library: the host's parallel loop where it has given one, else a small pool of its own. No OpenMP: a process that
+   has two libraries of it (PyTorch brings its own) has two pools that do not know of each other. */
 #define _GNU_SOURCE
 #include "packed.h"
 
@@ -20,7 +20,7 @@ typedef struct {
 
 enum { MOST = 256 };
 static _Atomic(host_fn) host;
-static _Atomic int wanted; /* threads; 0: as many as the process may use */
+static _Atomic int wanted;                               /* threads; 0: as many as the process may use */
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER; /* held while a job runs: another caller's runs on its own thread */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;

@@ -12,17 +12,28 @@ import torch
 from torch.library import Library, register_fake
 
 from kernel_fusion import _library, _table
-from kernel_fusion.torch import _kernels, _public
+from kernel_fusion.torch import _kernels, _public, _shim
 from kernel_fusion.torch._schema import schema
 
 LIBRARY = Library("kf", "DEF")
 
 
-def _register(op: _table.Op, backward: bool) -> None:
-    s = schema(op, backward)
-    LIBRARY.define(s.text, tags=(torch.Tag.pt2_compliant_tag,))
-    register_fake(f"kf::{s.name}", _kernels.fake(s), lib=LIBRARY)
-    LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+def _register() -> str | None:
+    """Defines every op; its kernel is the shim's, or, for the reason that is returned, that which calls through ctypes."""
+    schemas = [schema(op, backward) for op in _table.ops().values() for backward in ((False, True) if op.backward else (False,))]
+    for s in schemas:
+        LIBRARY.define(s.text, tags=(torch.Tag.pt2_compliant_tag,))
+        register_fake(f"kf::{s.name}", _kernels.fake(s), lib=LIBRARY)
+    try:
+        covered = [s for s in schemas if _shim.covers(s)]
+        _shim.register(covered)
+        why = None
+    except (ImportError, OSError) as e:
+        covered, why = [], str(e)
+    for s in schemas:
+        if s not in covered:
+            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+    return why
 
 
 def _share_threads() -> bool:
@@ -35,9 +46,7 @@ def _share_threads() -> bool:
     return True
 
 
-for _op in _table.ops().values():
-    for _backward in (False, True) if _op.backward else (False,):
-        _register(_op, _backward)
+WHY_NO_SHIM = _register()
 THREADS_SHARED = _share_threads()
 
 
@@ -45,3 +54,8 @@ THREADS_SHARED = _share_threads()
 def functions(name: str) -> dict[str, Callable[..., Any]]:
     """Of an op: {activation: function}."""
     return _public.functions(_table.ops()[name], torch.ops.kf)
+
+
+def kernels() -> str:
+    """What is behind the ops, for info()."""
+    return f"ctypes: {WHY_NO_SHIM}" if WHY_NO_SHIM else "shim"

@@ -50,6 +50,17 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
 
 
+def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
+    """Of a call that the shim refused, which knows one kind of exception: the error that Python's own checks find."""
+    try:
+        given = s.sort(args)
+        made = plan(s, given, symbolic=False)
+        library = _library.library()
+        return library.lacks(made.function) if library.find(made.function) < 0 else error
+    except (TypeError, ValueError) as e:
+        return e
+
+
 def _outputs(s: Schema, given: Given, made: _plan.Plan) -> list[Tensor]:
     """Those that are not wanted have no elements: an op has as many results in every call."""
     first = next(t for t in given.tensors if t is not None)

@@ -10,8 +10,11 @@ from torch import Tensor
 from kernel_fusion import _arguments
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _autocast, _autograd
-from kernel_fusion.torch._kernels import DTYPES
+from kernel_fusion.torch._kernels import DTYPES, explain
 from kernel_fusion.torch._schema import schema
+
+# Past Function.apply's Python, which looks for transforms of functorch and wraps ctx: a third of what a call with a gradient costs.
+FAST: Any = vars(torch._C._FunctionBase).get("apply")
 
 
 def seed_of(x: Tensor, rng: Any) -> Tensor:
@@ -39,10 +42,12 @@ def _text(op: Op, activation: str) -> str:
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
         lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += [f"    if grad_on() and ({needs}):",
-              f"        found = apply({tensors}, {rest.format(save=True)})",
-              "    else:",
-              f"        found = forward({tensors}, {rest.format(save=False)})"]
+    lines += [f"    save = grad_on() and ({needs})",
+              f"    given = ({tensors}, {rest})",
+              "    try:",
+              "        found = forward(*given) if not save else apply(*given) if compiling() or transformed() else fast_apply(*given)",
+              "    except RuntimeError as e:",
+              "        raise explain(schema, e, given) from None"]
     for i, t in enumerate(op.forward.outputs):
         lines += [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"] if t.place_of else []
     results = [f"found[{i}]" for i in op.forward.results] if len(op.forward.outputs) > 1 else ["found"]
@@ -54,14 +59,16 @@ def _rest(op: Op, activation: str) -> str:
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
     words = {"activation": str(activations()[activation]), "rng": f"seed_of({op.forward.inputs[0].name}, rng)", "dtype": "dtype_of(where, dtype)",
-             "p": "p if training else 0.0", "save": "{save}", **acts}
+             "p": "p if training else 0.0", **acts}
     return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
 
 
 def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
     where = f"kf.{op.word(activation)}"
     names: dict[str, Any] = {
-        "forward": forward, "apply": function.apply, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
+        "forward": forward, "apply": function.apply, "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
+        "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
+        "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What _table.py and _strides.py say of a call, in C++: sizes, shapes and strides from a tensor of any number of dimensions. The structs
+   are filled by torch/_shim.py, whose fields are these in this order. */
+#ifndef KF_NATIVE_TORCH_LAYOUT_H
+#define KF_NATIVE_TORCH_LAYOUT_H
+
+#include <stdint.h>
+#include <string.h>
+
+enum { DIMS = 16, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96 };
+/* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of that number. */
+enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS };
+enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
+
+typedef struct {
+    const char *name;
+    const uint8_t *unread; /* by number of the activation */
+    int32_t extents, size[EXTENTS], factor[EXTENTS];
+    int32_t var;              /* a dtype's number; behind them T, U, acc */
+    int32_t optional, absent; /* in the schema; whether it may be absent at all */
+    int32_t levels, field, use, place;
+} kfs_tensor;
+
+typedef struct {
+    const char *name;
+    const kfs_tensor *tensors; /* inputs, then outputs */
+    const int32_t *functions;  /* [activation][T][U]: numbers in the library, -1 for none */
+    const int64_t *activations;
+    const int32_t *act_scalars; /* of each activation */
+    const double *bounds;       /* [activation][scalar][least, most] */
+    int64_t copies;             /* inputs that were made contiguous: counted here */
+    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act, saves, backward;
+    int32_t parts[SIZES], sizes, order[SIZES]; /* each size: what it is of; those that the launcher takes */
+    int32_t number_of_activations, basis, half, fields, workspace, least_dims, bound_count;
+} kfs_op;
+
+typedef struct {
+    int64_t shape[DIMS], groups;
+    int32_t dims, at, first[SIZES], last[SIZES];
+} kfs_layout;
+
+static inline void kfs_range(const kfs_op *op, kfs_layout *l, int s)
+{
+    const int what = op->parts[s], n = l->dims;
+    const int first[] = {0, 0, l->at, l->at + 1, 0, 0, 0}, last[] = {n, l->at, l->at + 1, n, n - 3, 0, 0};
+    l->first[s] = what < 0 ? n + what : first[what];
+    l->last[s] = what < 0 ? n + what + 1 : last[what];
+}
+
+/* Whether a tensor of this shape can be the one that sizes are read from. */
+static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *shape, int64_t dims, int64_t axis, int64_t groups)
+{
+    if (dims > DIMS || dims < op->least_dims) return false;
+    memcpy(l->shape, shape, (size_t)dims * sizeof *shape);
+    l->dims = (int32_t)dims, l->groups = groups;
+    if (op->half && (shape[dims - 1] & 1)) return false;
+    if (op->half) l->shape[dims - 1] /= 2;
+    if (op->has_axis && (axis < -dims || axis >= dims)) return false;
+    const int64_t at = op->has_axis ? axis : op->axis;
+    l->at = dims ? (int32_t)(at < 0 ? at + dims : at) : 0;
+    for (int s = 0; s < op->sizes; ++s) kfs_range(op, l, s);
+    return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
+}
+
+static inline int64_t kfs_size(const kfs_op *op, const kfs_layout *l, int s)
+{
+    int64_t found = op->parts[s] == GROUPS ? l->groups : 1;
+    for (int d = l->first[s]; d < l->last[s]; ++d) found *= l->shape[d];
+    return found;
+}
+
+/* A tensor's shape; returns its number of dimensions. */
+static inline int kfs_shape(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t, int64_t *out)
+{
+    int n = 0;
+    for (int e = 0; e < t->extents; ++e) {
+        const int s = t->size[e];
+        if (op->parts[s] == GROUPS) out[n++] = l->groups;
+        for (int d = l->first[s]; d < l->last[s]; ++d) out[n++] = l->shape[d] * t->factor[e];
+    }
+    return n;
+}
+
+static inline bool kfs_dense(const int64_t *shape, const int64_t *strides, int first, int last)
+{
+    int64_t wanted = 1;
+    for (int d = last - 1; d >= first; --d) {
+        if (shape[d] != 1 && strides[d] != wanted) return false;
+        wanted *= shape[d];
+    }
+    return true;
+}
+
+/* The distance of neighbours along dimensions taken as one, 0 for dense; false: there is none. */
+static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, int first, int last, int64_t *out)
+{
+    int64_t wanted = 0;
+    bool begun = false;
+    *out = 0;
+    for (int d = last - 1; d >= first; --d) {
+        if (shape[d] == 1) continue;
+        if (!begun) {
+            if (strides[d] < 0) return false;
+            *out = strides[d] == 0 ? INT64_MIN : strides[d]; /* KF_BROADCAST */
+        } else if (strides[d] != wanted) {
+            return false;
+        }
+        begun = true;
+        wanted = strides[d] * shape[d];
+    }
+    return true;
+}
+
+/* Writes a tensor's strides into the op's struct; *some: whether they say anything. False: it must be made contiguous. */
+static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t, const int64_t *shape, const int64_t *strides,
+                               int dims, int64_t *fields, bool *some)
+{
+    for (int d = 0; d < dims; ++d)
+        if (shape[d] == 0) return true;
+    if (kfs_dense(shape, strides, 0, dims)) return true;
+    if (!t->levels) return false;
+    int start = t->levels, inner = l->first[t->size[start]];
+    bool one = true;
+    for (int d = inner; d < dims; ++d) one = one && shape[d] == 1;
+    if (op->has_groups || one) inner = l->first[t->size[--start]];
+    if (!kfs_dense(shape, strides, inner, dims)) return false;
+    for (int e = 0; e < start; ++e) {
+        int64_t distance;
+        if (!kfs_collapse(shape, strides, l->first[t->size[e]], l->last[t->size[e]], &distance)) return false;
+        fields[t->field + t->levels - 1 - e] = distance; /* the innermost first */
+        *some = *some || distance;
+    }
+    return true;
+}
+
+#endif
