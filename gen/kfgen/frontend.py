@@ -22,8 +22,7 @@ def _call(members):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
             unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
-            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread,
-                                                                 "column": a["index"] is not None})
+            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread})
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
         elif a["role"] in ("integer", "scalar"):
@@ -37,6 +36,7 @@ def _entry(pattern, op, members):
     of_u = [v["of"] for m in forward for v in m["variables"] if v["name"] == "U"]
     return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
             "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "dropout": f["dropout"], "empty": f["empty"],
+            "autocast": f["autocast"],
             "activations": list(dict.fromkeys(m["activation"] for m in forward)),
             "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
             "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": of_u[0] if of_u else "",

@@ -127,17 +127,19 @@ def test_running_statistics(kf):
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_autocast(kf, weights):
-    """Casts lie in front of the gradient: each leaf's has its own dtype."""
+    """As the manifest says of each op; casts lie in front of the gradient, so that each leaf's has its own dtype."""
     w, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
     g = torch.ones(8, dtype=weights, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         h = x @ w
         out = kf.ops.layer_norm_relu(h, g)
-        assert h.dtype == out.dtype == torch.bfloat16
+        assert h.dtype == torch.bfloat16 and out.dtype == torch.float32
         assert kf.ops.bias_relu(h, torch.zeros(8)).dtype == torch.float32
+        assert kf.ops.bias_relu(h, h[0]).dtype == kf.ops.relu(h).dtype == torch.bfloat16
+        assert kf.ops.layer_norm(h.double(), g).dtype == torch.float64
     with pytest.raises(TypeError, match="kf.bias_relu: bias has the dtype f32, expected bf16 beside x of bf16"):
         kf.ops.bias_relu(h, torch.zeros(8))
-    out.float().sum().backward()
+    out.sum().backward()
     assert w.grad.dtype == torch.float32 and g.grad.dtype == weights
 
 

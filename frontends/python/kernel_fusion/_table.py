@@ -30,7 +30,6 @@ class Tensor:
     absent: float | None
     place_of: str
     strides: tuple[str, ...]
-    column: bool
     nullable: bool
     unread: frozenset[str]  # activations whose gradient does not read it
 
@@ -78,6 +77,7 @@ class Op:
     parts: dict[str, str | int]  # {size: what it is the product of}
     dropout: bool
     empty: str
+    autocast: str  # float32, promote, same
     activations: tuple[str, ...]
     integer_activations: tuple[str, ...]
     dtypes: frozenset[tuple[str, ...]]
@@ -197,7 +197,7 @@ def _call(found: dict[str, Any]) -> Call:
 
 
 def _op(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]]) -> Op:
-    same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "second")}
+    same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
               backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]})

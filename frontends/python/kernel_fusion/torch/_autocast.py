@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast, in front of the gradient, so that casts have their own: tensors of one dtype are all cast to the widest among them, weights beside 2-byte
-ones are theirs or float32. kf's sums are float32 in any case. One rule for all ops: the manifest has no class of autocast yet."""
+"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, the widest of the
+tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
 
 import functools
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ DEVICES = ("cpu", "cuda")  # that torch has autocast for, of those that an op ma
 def cast(op: Op, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The op's inputs, cast to dtypes that go together."""
     own = [x.dtype for t, x in zip(op.forward.inputs, tensors) if t.var == "T" and x is not None and x.dtype in WORDS]
-    if not own:
+    if not own or op.autocast == "same":
         return [*tensors]
-    wide = functools.reduce(torch.promote_types, own)
+    wide = functools.reduce(torch.promote_types, [*own, torch.float32] if op.autocast == "float32" else own)
     sums = DTYPES[WIDE[WORDS[wide]]]
     weights = [x.dtype for t, x in zip(op.forward.inputs, tensors) if t.var == "U" and x is not None]
     second = wide if all(d == wide for d in weights) else sums
