@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gcc -O3 -march=native -isystem ~/.local/include 08_tensors.c -o 08_tensors -lm */
-/* Tensors: a context, memory of the program's own and of the context's pool, a view, a copy to another dtype, a stream and an event.
-   The context is the CPU's; with 0 instead of -1, and this file compiled as a .cu, it is the first GPU's. */
+/* kfgen runtime --ops add --dtypes f32 -o functions.h
+   gcc -O3 -march=native -I. -isystem ~/.local/include 08_tensors.c -o 08_tensors -lm */
+/* Tensors: a context, memory of the program's own and of the context's pool, a function on them, a view, a copy to another dtype, a stream
+   and an event. */
 #define KF_RUNTIME_IMPLEMENTATION /* in one file of a program */
-#include <kf/ops/add.h>
+#include "functions.h"
 #include <kf/runtime.h>
 
 #include <stdio.h>
@@ -33,8 +34,7 @@ int main(void)
     kf_tensor_t *const view = out ? kf_tensor_transpose(out, 0, 1) : NULL; /* 3 x 2, in the same memory */
     if (!stream || !done || !x || !y || !wide || !view) return failed("objects");
 
-    const float *const px = (const float *)kf_tensor_data(x), *const py = (const float *)kf_tensor_data(y);
-    if (kf_cpu_add_relu_f32(px, py, (float *)kf_tensor_data(out), kf_tensor_count(out)) != KF_SUCCESS) return failed("add");
+    if (kf_fused_add_activation(ctx, x, y, out, KF_ACTIVATION_RELU, stream) != KF_SUCCESS) return failed("add");
     if (kf_tensor_copy(wide, view, stream) != KF_SUCCESS || kf_event_record(done, stream) != KF_SUCCESS ||
         kf_event_synchronize(done) != KF_SUCCESS)
         return failed("copy");

@@ -7,10 +7,10 @@ import os
 import pathlib
 import sys
 
-from kfgen import aliases, docs, manifest, names, package, single, source, stamp
+from kfgen import aliases, docs, manifest, names, package, runtime, single, source, stamp
 from kfgen import explain as explaining
 from kfgen import spec as specs
-from kfgen.render import Renderer, Selection, write_all
+from kfgen.render import Renderer, Selection, write, write_all
 
 
 def build_parser():
@@ -51,6 +51,9 @@ def build_parser():
     p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
     p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
     p.add_argument("name", metavar="FUNCTION")
+    p = add("runtime", "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header", write_runtime)
+    p.add_argument("-o", "--out", required=True, metavar="FILE")
+    choose(p)
     p = add("docs", "write the reference: a page for each family of ops, the activations, and what all have in common", write_docs)
     p.add_argument("--out", default="docs/reference", metavar="DIR", help="default: %(default)s")
     choose(p)
@@ -162,6 +165,12 @@ def explain(args):
 
 def print_source(args):
     print(source.source(selected(args), args.name), end="")
+    return 0
+
+
+def write_runtime(args):
+    out = pathlib.Path(args.out)
+    write(out, runtime.render(manifest.build(selected(args), user_of(args)), out.name))
     return 0
 
 

@@ -4,6 +4,7 @@ here, and frontends need no code for each function. frontends/python/kernel_fusi
 
 import pathlib
 
+from kfgen.dtypes import DTYPE
 from kfgen.render import environment, tidy
 from kfgen.render import version as kf_version
 
@@ -16,9 +17,9 @@ def functions(manifest):
     return [f for f in manifest["functions"] if not f["state"]]
 
 
-def words(f):
+def words(f, typed=False):
     """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's and p
-    behind the op's; seed and offset; the workspace."""
+    behind the op's; seed and offset; the workspace. typed: pointers as C++ takes them, too."""
     order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
     at, found = dict.fromkeys("tns", 0), []
     alone = {"seed": "r[0]", "offset": "r[1]"}
@@ -26,6 +27,8 @@ def words(f):
         array = order.get(a["role"])
         if array:
             cast = "(float)" if a.get("ctype") == "float" else ""
+            if typed and array == "t":
+                cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"
             found.append(f"{cast}{array}[{at[array]}]")
             at[array] += 1
         elif a["role"] == "strides":
@@ -35,7 +38,7 @@ def words(f):
     return ", ".join(found)
 
 
-def _space(f):
+def space(f):
     """How much workspace it needs, of the same sizes."""
     return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
 
@@ -55,7 +58,7 @@ def units(found):
 def sources(found):
     """{file name: text} of a library that has these functions. It knows their names, so that a caller can ask which it has."""
     env = environment()
-    env.globals.update(version=kf_version(), words=words, space=_space)
+    env.globals.update(version=kf_version(), words=words, space=space)
     texts = {name: env.get_template("python/packed.c.j2").render(file=name, header=header, functions=members)
              for name, (header, members) in units(found).items()}
     ordered = sorted(found, key=lambda f: f["name"])

@@ -38,6 +38,9 @@ enum {
     KF_DTYPE_UINT8 = KF_U8
 };
 
+/* An activation by its number, KF_ACTIVATION_* of what `kfgen runtime` writes; users' own are numbers of their own. */
+typedef int32_t kf_activation_t;
+
 typedef struct kf_context_t kf_context_t;
 typedef struct kf_tensor_t kf_tensor_t;
 typedef struct kf_stream_t kf_stream_t;

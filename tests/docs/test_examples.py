@@ -41,6 +41,7 @@ def installed(out):
     shutil.copytree(ROOT / "include", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("meson.build"))
     shutil.copytree(kflib.render(BUILD)[1] / "kf", out / "kf", dirs_exist_ok=True)
     run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "render", "--spec", EXAMPLES / "my_ops.toml", "--out", out)
+    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add", "--dtypes", "f32", "-o", out / "functions.h")
     return out
 
 

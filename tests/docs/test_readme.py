@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import runtime_api
 from conftest import ROOT
+from kfgen import runtime
 from kfgen import spec as specs
 from kfgen.manifest import CORE_NAMES
 
@@ -76,6 +77,8 @@ def test_functions_named_in_pages_exist(page, manifest):
     """Whatever looks like one of kf's functions is one, or is the walk-throughs' own."""
     known = {f[n] for f in manifest["functions"] for n in ("name", "cpu_name", "workspace", "cpu_workspace") if f[n]}
     known |= {f"kf_{name}" for name in CORE_NAMES} | set(runtime_api.prototypes())
+    made = runtime.functions(manifest)
+    known |= {name for f in made for name in (f.name, f.plain)} | {name for name, _, _ in runtime.aliases(manifest, made)}
     known |= {a["struct"] for f in manifest["functions"] for a in f["arguments"] if a["role"] == "strides"}
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}

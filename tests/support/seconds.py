@@ -31,7 +31,7 @@ TABLE = (
     ("headers", "tests/headers/*", 224),
     ("build", "tests/build/*", 150),
     ("docs", "tests/docs/*", 60),
-    ("runtime", "tests/runtime/*", 20),
+    ("runtime", "tests/runtime/*", 55),
     ("Python", "tests/frontends/*", 90),
     ("the rest", "*", 20),
 )

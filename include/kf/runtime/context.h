@@ -8,7 +8,7 @@
 /* ---- lives: each object counts in its context, which ends with the last of them */
 
 static void kfi_rt_retain(kf_context_t *ctx) { __atomic_add_fetch(&ctx->refs, 1, __ATOMIC_RELAXED); }
-static void kfi_rt_end(kf_context_t *ctx)
+static void kfi_rt_free_context(kf_context_t *ctx)
 {
     ctx->device->close(ctx);
     while (ctx->destroyed) {
@@ -22,7 +22,7 @@ static void kfi_rt_end(kf_context_t *ctx)
 }
 static void kfi_rt_leave(kf_context_t *ctx)
 {
-    if (__atomic_sub_fetch(&ctx->refs, 1, __ATOMIC_ACQ_REL) == 0) kfi_rt_end(ctx);
+    if (__atomic_sub_fetch(&ctx->refs, 1, __ATOMIC_ACQ_REL) == 0) kfi_rt_free_context(ctx);
 }
 /* A new object of a context, all zeros; size: bytes. Its pointer is that of its first member. */
 static void *kfi_rt_make(const char *function, kf_context_t *ctx, int kind, size_t size)

@@ -9,20 +9,6 @@
 #include "kf/runtime/copy_cuda.cuh"
 #endif
 
-/* Bytes from the first element to the end of the last. */
-static int64_t kfi_rt_extent(const kf_tensor_t *t)
-{
-    int64_t reach = 1;
-    for (int i = 0; i < t->ndim; ++i) reach += (t->shape[i] - 1) * t->strides[i];
-    return t->count ? reach * (int64_t)kfi_rt_width(t->dtype) : 0;
-}
-/* Both are one tensor, seen in one way. */
-static int kfi_rt_same_view(const kf_tensor_t *a, const kf_tensor_t *b)
-{
-    int same = a->data == b->data && a->dtype == b->dtype && a->ndim == b->ndim;
-    for (int i = 0; i < a->ndim && same; ++i) same = a->shape[i] == b->shape[i] && (a->strides[i] == b->strides[i] || a->shape[i] == 1);
-    return same;
-}
 static kf_result_t kfi_rt_check_copy(const char *function, const kf_tensor_t *to, const kf_tensor_t *from, int64_t *strides)
 {
     kf_result_t result = KFI_RT_CHECK(function, "to", to, KFI_RT_TENSOR);

@@ -78,4 +78,19 @@ static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_
         if (i < 0) return;
     }
 }
+/* Bytes from the first element to the end of the last. */
+static int64_t kfi_rt_extent(const kf_tensor_t *t)
+{
+    int64_t reach = 1;
+    for (int i = 0; i < t->ndim; ++i) reach += (t->shape[i] - 1) * t->strides[i];
+    return t->count ? reach * (int64_t)kfi_rt_width(t->dtype) : 0;
+}
+/* Both are one tensor, seen in one way. */
+static int kfi_rt_same_view(const kf_tensor_t *a, const kf_tensor_t *b)
+{
+    int same = a->data == b->data && a->dtype == b->dtype && a->ndim == b->ndim;
+    for (int i = 0; i < a->ndim && same; ++i) same = a->shape[i] == b->shape[i] && (a->strides[i] == b->strides[i] || a->shape[i] == 1);
+    return same;
+}
+
 #endif

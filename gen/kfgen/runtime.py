@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions on tensors (kf/runtime.h) for the ops that a program uses, in one header, made from the manifest alone: descriptions that
+include/kf/runtime/call.h reads, and one function for each op and direction, whose dtype and activation are found at run time."""
+
+from dataclasses import dataclass, field
+
+from kfgen import names, packed
+from kfgen.dtypes import DTYPE
+from kfgen.render import environment, tidy, version
+
+WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
+        -3: "THIRD", -2: "SECOND", -1: "LAST"}
+VARIABLES = ("T", "U", "acc")
+
+
+@dataclass
+class Function:
+    """Of one op and direction."""
+
+    members: list  # of the manifest, of all activations and dtypes
+    activations: list = field(default_factory=list)  # those that they have, as the manifest has them
+
+    def __post_init__(self):
+        self.first = self.members[0]
+        self.op, self.bwd = self.first["op"], self.first["bwd"]
+        self.has_act = "{act}" in self.op
+        self.tensors = [a for a in self.first["arguments"] if "use" in a]
+        self.stem = names.formula(self.op, "activation" if self.has_act else "none", self.bwd)
+        self.name = f"kf_fused_{self.stem}"
+        self.plain = f"kf_fused_{names.formula(self.op, 'none', self.bwd)}" if any(f["activation"] == "none" for f in self.members) else None
+        self.what = self.first["axes"]["sizes"]
+        self.groups, self.axis = "groups" in self.what.values(), self.first["axes"]["axis"]
+        self.chooses_axis = "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
+        self.dropout = self.first["dropout"]
+        self.any_order = self.first["permutable"] and not any(a["summed_over"] for a in self.tensors)
+        self.shaped_by = self._shaped_by()
+
+    def _shaped_by(self):
+        """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one."""
+        whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
+        return next((a for a in whole if not self.unread(a)), whole[0])
+
+    def arguments(self, *roles):
+        return [a for a in self.first["arguments"] if a["role"] in roles]
+
+    @property
+    def integers(self):
+        return [a["name"] for a in self.arguments("integer")]
+
+    @property
+    def scalars(self):
+        return [a["name"] for a in self.arguments("scalar")]
+
+    def unread(self, tensor):
+        """Numbers of the activations that read nothing of it."""
+        at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
+        return sorted({self.number(f) for f in self.members if f["arguments"][at].get("unread")})
+
+    def number(self, f):
+        return [a["name"] for a in self.activations].index(f["activation"])
+
+    def parameters(self, act=True, with_scalars=True):
+        """Of its function: [(type, name)]."""
+        found = [("kf_context_t *", "ctx")]
+        found += [("const kf_tensor_t *" if a["role"] == "in" else "kf_tensor_t *", a["name"]) for a in self.tensors]
+        found += [("int ", "dim")] if self.chooses_axis else []
+        found += [("int64_t ", "groups")] if self.groups else []
+        found += [("int64_t ", name) for name in self.integers] + [("double ", name) for name in self.scalars]
+        if self.has_act and act:
+            found += [("kf_activation_t ", "act")] + ([("const double *", "act_scalars")] if with_scalars else [])
+        found += [("double ", "p"), ("uint64_t ", "seed"), ("uint64_t ", "offset")] if self.dropout else []
+        return [*found, ("kf_stream_t *", "stream")]
+
+    def declared(self, act=True, with_scalars=True):
+        return ", ".join(f"{kind}{name}" for kind, name in self.parameters(act, with_scalars))
+
+    def passed(self, act="act", scalars="NULL"):
+        """What a shorter function gives the one with all."""
+        return ", ".join({"act": act, "act_scalars": scalars}.get(name, name) for _, name in self.parameters())
+
+    def operand(self, a):
+        """The fields of kfi_rt_operand."""
+        order = list(self.what)
+        extents, times = [], 1
+        for extent in a["shape"]:
+            factor, _, size = extent.rpartition(" * ")
+            times = int(factor or 1)
+            extents.append(order.index(size))
+        fields = next((s["fields"] for s in self.arguments("strides")), [])
+        levels = [fields.index(name) for name in a["strides"]]
+        assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (self.name, a["name"])
+        var = f"KFI_RT_{a['var'].upper()}" if a["var"] in VARIABLES else f"KFI_RT_FIXED + KF_{a['var'].upper()}"
+        mask = sum(1 << i for i in self.unread(a))
+        required = a["null"] in ("", "unread")
+        numbers = ", ".join(map(str, extents)) or "0"
+        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {int(required)}, {var}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
+                f"{levels[0] if levels else 0}, {mask:#x}}}")
+
+    def description(self):
+        """The fields of kfi_rt_op behind its tables."""
+        least = [-what for what in self.what.values() if isinstance(what, int)]
+        least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
+        fields = next((s["fields"] for s in self.arguments("strides")), [])
+        made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
+        return ", ".join(str(x) for x in (
+            len(self.tensors), len(self.activations), len(self.members), len(self.what), len(self.integers), len(self.scalars), len(fields),
+            f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
+            self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
+            int(self.first["empty"] == "error" and not self.bwd),
+            "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER"))
+
+    def entry(self, f):
+        dtypes = [f["dtypes"][0], f["dtypes"][-1]]
+        return (f"{{{{{', '.join(f'KF_{d.upper()}' for d in dtypes)}}}, {self.number(f)}, kfi_rt_run_{f['cpu_name']}, "
+                f"{'kfi_rt_space_' + f['cpu_name'] if f['cpu_workspace'] else 'NULL'}}}")
+
+
+def functions(manifest):
+    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers."""
+    groups = {}
+    for f in manifest["functions"]:
+        if not f["state"]:
+            groups.setdefault((f["op"], f["bwd"]), []).append(f)
+    known = {a["name"]: a for a in manifest["activations"]}
+    return [Function(members, [known[name] for name in dict.fromkeys(f["activation"] for f in members)]) for members in groups.values()]
+
+
+def aliases(manifest, made):
+    """[(name, function, whether it takes an activation)] of other spellings whose arguments are the function's own."""
+    named = {f.op: f for f in made if not f.bwd}
+    spelled = {a["name"].removeprefix("fused_"): a for a in manifest["aliases"]}
+    taken, found = {f.name for f in made} | {f.plain for f in made}, []
+    for name, a in spelled.items():
+        f = named.get(a["op"])
+        inputs = [t["name"] for t in f.tensors if t["role"] == "in"] if f else []
+        same = f and [x["of"] for x in a["arguments"]] == inputs and a["activation"] == "none" and not a["defaults"]
+        if same and f"kf_fused_{name}" not in taken:
+            found.append((f"kf_fused_{name}", f, False))
+            if f.has_act and f"{name}_relu" in spelled:
+                found.append((f"kf_fused_{name}_activation", f, True))
+    return found
+
+
+def render(manifest, name):
+    """The header's text. name: of the file, which its guard is called after."""
+    made = functions(manifest)
+    env = environment()
+    texts = {"file": name, "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": aliases(manifest, made),
+             "headers": list(dict.fromkeys(f.first["header"] for f in made)), "activations": manifest["activations"], "words": packed.words,
+             "space": packed.space, "version": version(), "abi": manifest["abi_version"], "dtypes": DTYPE}
+    return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/call.h: a call of an op on tensors, for all functions that `kfgen runtime` writes. */
+#ifndef KF_RUNTIME_CALL_H
+#define KF_RUNTIME_CALL_H
+
+#include "kf/runtime/copy.h"
+#include "kf/runtime/strides.h"
+
+/* The launcher's scalars: the op's, the activation's, p. */
+static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_activation *const a = &c->op->activations[m->activation];
+    int at = 0;
+    for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
+    for (int i = 0; i < a->scalars; ++i) m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
+    if (c->op->dropout) m->s[at] = c->p;
+    for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
+}
+/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. */
+static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
+{
+    for (int o = 0; o < c->op->operand_count; ++o) {
+        const kf_tensor_t *const out = c->tensors[o];
+        for (int k = 0; k < c->op->operand_count && out && c->op->operands[o].is_out; ++k) {
+            const kf_tensor_t *const t = c->tensors[k];
+            if (!t || k == o || out->data >= t->data + kfi_rt_extent(t) || t->data >= out->data + kfi_rt_extent(out)) continue;
+            if (!c->op->operands[k].is_out && kfi_rt_same_view(out, t)) continue;
+            return kfi_rt_fail(KF_ERROR_OVERLAP, c->op->name, c->op->operands[o].name,
+                               "at %p overlaps %s at %p, expected memory apart or the same view", (void *)out->data,
+                               c->op->operands[k].name, (void *)t->data);
+        }
+    }
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const size_t bytes = m->entry->space ? m->entry->space(m->n) : 0;
+    void *const room = bytes ? kf_pool_allocate(c->ctx, bytes, c->stream) : NULL;
+    if (bytes && !room) return KF_ERROR_OUT_OF_MEMORY;
+    const kf_result_t result = m->entry->run(m->t, m->n, m->apart ? m->strides : NULL, m->s, c->rng, room, bytes);
+    if (room) (void)kf_pool_deallocate(c->ctx, room, c->stream);
+    return result;
+}
+static kf_result_t kfi_rt_run(const kfi_rt_call *c)
+{
+    const kfi_rt_op *const op = c->op;
+    kfi_rt_made m;
+    memset(&m, 0, sizeof m);
+    kf_result_t result = KFI_RT_CHECK(op->name, "ctx", c->ctx, KFI_RT_CONTEXT);
+    if (result == KF_SUCCESS) result = kfi_rt_check_stream(op->name, c->ctx, c->stream);
+    if (result != KF_SUCCESS) return result;
+    if (c->ctx->device->type != KF_DEVICE_CPU)
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx",
+                           "is of a GPU: functions on tensors are the CPU's so far, launchers take kf_tensor_data()");
+    result = kfi_rt_choose(c, &m);
+    if (result == KF_SUCCESS) result = kfi_rt_measure_call(c, &m);
+    if (result != KF_SUCCESS) return result;
+    int blocks = 0;
+    for (int i = 0; i < op->operand_count; ++i) {
+        const kf_tensor_t *const t = c->tensors[i];
+        m.t[i] = t && kfi_rt_is_read(&op->operands[i], m.activation) ? t->data : NULL;
+        if (!m.t[i]) continue;
+        if (op->any_order)
+            blocks |= !t->is_dense || t->count != m.n[0];
+        else if (!kfi_rt_set_strides(c, &m, &op->operands[i], t))
+            return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, op->operands[i].name,
+                               "is %s with strides %s, which takes a copy: kf_tensor_copy makes one", kfi_rt_list(t->shape, t->ndim).text,
+                               kfi_rt_list(t->strides, t->ndim).text);
+    }
+    kfi_rt_gather_scalars(c, &m);
+    if (!blocks) return kfi_rt_run_whole(c, &m);
+    result = kfi_rt_check_blocks(c);
+    return result == KF_SUCCESS && m.n[0] ? kfi_rt_run_blocks(c, &m) : result;
+}
+
+#endif

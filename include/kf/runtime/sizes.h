@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/sizes.h: what a call of given tensors is: which launcher, which sizes; or why there is none. */
+#ifndef KF_RUNTIME_SIZES_H
+#define KF_RUNTIME_SIZES_H
+
+#include "kf/runtime/op.h"
+
+static const char *kfi_rt_dtype(int dtype)
+{
+    static const char *const words[] = {"f32", "f16", "bf16", "f64", "i32", "i64", "u8"};
+    return dtype >= 0 && dtype <= KF_U8 ? words[dtype] : "none";
+}
+
+/* ---- tensors and dtypes */
+
+static int kfi_rt_is_read(const kfi_rt_operand *o, int activation) { return !(o->unread >> activation & 1u); }
+static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    for (int i = 0; i < op->operand_count; ++i) {
+        const kfi_rt_operand *const o = &op->operands[i];
+        const kf_tensor_t *const t = c->tensors[i];
+        if (!t && o->is_required && kfi_rt_is_read(o, m->activation))
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor");
+        if (!t) continue;
+        const kf_result_t result = kfi_rt_check(op->name, o->name, &t->object, KFI_RT_TENSOR);
+        if (result != KF_SUCCESS) return result;
+        if (t->object.ctx != c->ctx) return kfi_rt_fail(KF_ERROR_DEVICE, op->name, o->name, "is of another context, expected one of ctx");
+        if (o->is_out && t->storage->read_only)
+            return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, o->name, "is read-only memory of DLPack, expected a tensor to write to");
+        if (o->is_out && t->repeats)
+            return kfi_rt_fail(KF_ERROR_OVERLAP, op->name, o->name, "is %s with strides %s, expected elements that lie apart",
+                               kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(t->strides, t->ndim).text);
+    }
+    return KF_SUCCESS;
+}
+/* The dtype of the first tensor of a variable; -1: there is none. */
+static int kfi_rt_first_dtype(const kfi_rt_call *c, int var)
+{
+    for (int i = 0; i < c->op->operand_count; ++i)
+        if (c->tensors[i] && c->op->operands[i].var == var) return c->tensors[i]->dtype;
+    return -1;
+}
+static const kfi_rt_entry *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u)
+{
+    for (int i = 0; i < op->entry_count; ++i) {
+        const kfi_rt_entry *const e = &op->entries[i];
+        if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u) return e;
+    }
+    return NULL;
+}
+static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    for (m->activation = 0; m->activation < op->activation_count; ++m->activation)
+        if (op->activations[m->activation].id == c->activation) break;
+    if (m->activation == op->activation_count)
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
+                           "is %d, which this program does not have (kfgen runtime --activations)", (int)c->activation);
+    kf_result_t result = kfi_rt_check_tensors(c, m);
+    if (result != KF_SUCCESS) return result;
+    const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
+    m->entry = kfi_rt_find_entry(op, m->activation, t, u);
+    if (!m->entry)
+        return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
+                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
+                           named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
+    for (int i = 0; i < op->operand_count; ++i) {
+        const int var = op->operands[i].var, acc = t == KF_F64 ? KF_F64 : KF_F32;
+        const int wanted = var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var - KFI_RT_FIXED;
+        if (c->tensors[i] && c->tensors[i]->dtype != wanted)
+            return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[i].name, "is %s, expected %s beside %s of %s",
+                               kfi_rt_dtype(c->tensors[i]->dtype), kfi_rt_dtype(wanted), op->operands[0].name, kfi_rt_dtype(t));
+    }
+    return KF_SUCCESS;
+}
+
+/* ---- shapes */
+
+/* The dimensions of the elements, from `begin` on, that a size is the product of. */
+static int kfi_rt_begin(const kfi_rt_made *m, int what)
+{
+    switch (what) {
+    case KFI_RT_AXIS: return m->axis;
+    case KFI_RT_AFTER: return m->axis + 1;
+    case KFI_RT_THIRD:
+    case KFI_RT_SECOND:
+    case KFI_RT_LAST: return m->ndim - 1 - (KFI_RT_LAST - what);
+    default: return 0;
+    }
+}
+static int kfi_rt_end(const kfi_rt_made *m, int what)
+{
+    switch (what) {
+    case KFI_RT_ALL:
+    case KFI_RT_AFTER: return m->ndim;
+    case KFI_RT_BEFORE: return m->axis;
+    case KFI_RT_AXIS: return m->axis + 1;
+    case KFI_RT_BUT_THREE: return m->ndim - 3;
+    case KFI_RT_GROUPS:
+    case KFI_RT_ONE: return 0;
+    default: return kfi_rt_begin(m, what) + 1;
+    }
+}
+/* The shape of an operand; returns how many dimensions. */
+static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o, int64_t *shape)
+{
+    int n = 0;
+    for (int k = 0; k < o->extents; ++k) {
+        const int what = c->op->size[o->extent[k]], times = k == o->extents - 1 ? o->times : 1;
+        if (what == KFI_RT_GROUPS) shape[n++] = c->groups;
+        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) shape[n++] = m->shape[d] * times;
+    }
+    return n;
+}
+/* What the inputs broadcast to, where they may. */
+static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    m->ndim = 0;
+    for (int i = 0; i < c->op->operand_count; ++i)
+        if (c->tensors[i] && c->tensors[i]->ndim > m->ndim) m->ndim = c->tensors[i]->ndim;
+    for (int d = 0; d < m->ndim; ++d) m->shape[d] = 1;
+    for (int i = 0; i < c->op->operand_count; ++i) {
+        const kf_tensor_t *const t = c->tensors[i];
+        if (!t || c->op->operands[i].is_out) continue;
+        for (int k = 0; k < t->ndim; ++k) {
+            int64_t *const n = &m->shape[m->ndim - t->ndim + k];
+            if (*n == 1)
+                *n = t->shape[k];
+            else if (t->shape[k] != 1 && t->shape[k] != *n)
+                return kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, c->op->operands[i].name, "is %s, expected a shape that broadcasts with %s",
+                                   kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(m->shape, m->ndim).text);
+        }
+    }
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    const kf_tensor_t *const first = c->tensors[op->shaped_by];
+    const char *const name = op->operands[op->shaped_by].name;
+    if (op->any_order) return kfi_rt_broadcast_all(c, m);
+    if (!first) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name, "is NULL, expected a tensor, of whose shape the others are");
+    m->ndim = first->ndim;
+    memcpy(m->shape, first->shape, sizeof m->shape);
+    if (m->ndim < op->least)
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions or more", kfi_rt_list(m->shape, m->ndim).text,
+                           op->least);
+    const int axis = c->dim < 0 ? c->dim + m->ndim : c->dim;
+    if (m->ndim && (axis < 0 || axis >= m->ndim))
+        return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, "dim", "is %d, expected %d to %d", c->dim, -m->ndim, m->ndim - 1);
+    m->axis = axis;
+    if (!op->halves) return KF_SUCCESS;
+    if (m->shape[m->ndim - 1] % 2)
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected an even last dimension: two halves",
+                           kfi_rt_list(m->shape, m->ndim).text);
+    m->shape[m->ndim - 1] /= 2;
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    kf_result_t result = kfi_rt_read_shape(c, m);
+    if (result != KF_SUCCESS) return result;
+    for (int i = 0; i < op->size_count; ++i) {
+        const int what = op->size[i];
+        m->n[i] = what == KFI_RT_GROUPS ? c->groups : 1;
+        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) m->n[i] *= m->shape[d];
+        if (op->refuses_empty && what == KFI_RT_AXIS && !m->n[i])
+            return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim", "is %d of %s, expected a dimension with elements", c->dim,
+                               kfi_rt_list(m->shape, m->ndim).text);
+    }
+    for (int i = 0; i < op->operand_count; ++i) {
+        const kf_tensor_t *const t = c->tensors[i];
+        int64_t shape[2 * KF_MAX_DIMS];
+        if (!t || (op->any_order && !op->operands[i].is_out)) continue;
+        const int n = kfi_rt_shape_of(c, m, &op->operands[i], shape);
+        int same = n == t->ndim;
+        for (int d = 0; d < n && same; ++d) same = shape[d] == t->shape[d];
+        if (!same)
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, op->operands[i].name, "is %s, expected %s", kfi_rt_list(t->shape, t->ndim).text,
+                               kfi_rt_list(shape, n).text);
+    }
+    return KF_SUCCESS;
+}
+
+#endif

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions on tensors: every function of the manifest through them gives its launcher's bits, with tensors of many dimensions, rows that lie apart,
+elements that lie in any way; and wrong calls are refused by name."""
+
+import ctypes
+import itertools
+
+import cases
+import checks
+import kflib
+import numpy as np
+import pytest
+import runtime_api
+import runtime_ops
+
+OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
+       "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax"]
+MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
+                          ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
+FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
+IDS = {a["name"]: a["id"] for a in MADE["activations"]}
+
+
+@pytest.fixture(scope="session")
+def library(once):
+    return once("functions on tensors", lambda folder: runtime_ops.compile_library(folder, MADE))
+
+
+@pytest.fixture
+def ops(library):
+    return runtime_ops.Ops(library, MADE)
+
+
+@pytest.fixture(scope="session")
+def launchers():
+    return kflib.build("cpu", FUNCTIONS, kflib.ROOT / "build/tests/runtime", ("-O1",))
+
+
+class Call:
+    """A function's tensors, drawn as the launchers' own tests draw them, and what the launcher makes of them."""
+
+    def __init__(self, launchers, f, ops, ctx):
+        self.f, self.ops, self.ctx = f, ops, ctx
+        self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
+        self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
+        workspace = np.zeros(max(self.layout.workspace, 1), np.uint8)
+        given = self.layout.given(0) | {n: None if a["unread"] else self.arrays[n].ctypes.data for n, a in self.tensors()}
+        given |= {"workspace": workspace.ctypes.data if self.layout.workspace else None}
+        assert launchers.call(f, given) == 0, launchers.detail
+        self.wanted = {n: self.arrays[n].copy() for n, a in self.tensors() if a["role"] != "in"}
+        for n in self.wanted:
+            self.arrays[n][...] = self.layout.data[n].reshape(self.arrays[n].shape)
+
+    def tensors(self):
+        return self.layout.tensors.items()
+
+    def run(self, arrays=None, absent=()):
+        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name."""
+        arrays = {n: np.array(v) for n, v in self.arrays.items()} | (arrays or {})
+        handles = {n: None if n in absent else self.ops.over(self.ctx, arrays[n], runtime_ops.DTYPES[a["dtype"]]) for n, a in self.tensors()}
+        groups = runtime_ops.extents(self.f).get("groups", (None,))[0]
+        code = self.ops.call(self.ctx, self.f, handles, IDS[self.f["activation"]], self.layout.scalars, self.layout.philox, self.layout.p,
+                             runtime_ops.dim(self.f), groups)
+        self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
+        return code, {n: arrays[n] for n in self.wanted}
+
+    def same(self, arrays=None, absent=()):
+        code, found = self.run(arrays, absent)
+        assert code == 0, (self.f["name"], self.ops.detail)
+        for name, array in found.items():
+            if name not in absent:
+                assert np.ascontiguousarray(array).tobytes() == self.wanted[name].tobytes(), (self.f["name"], name)
+
+
+def apart(array, rng):
+    """The same array, whose elements lie apart and in another order."""
+    order = [int(d) for d in rng.permutation(array.ndim)]
+    room = np.zeros([2 * n + 1 for n in np.array(array.shape)[order]], array.dtype)
+    view = room[(*(slice(int(rng.integers(2)), None, 2) for _ in order), ...)][(*(slice(0, n) for n in np.array(array.shape)[order]), ...)]
+    view = view.transpose(np.argsort(order))
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+def test_the_launchers_bits(ops, ctx, launchers, f):
+    call = Call(launchers, f, ops, ctx)
+    call.same()
+    unread = [n for n, a in call.tensors() if a["unread"]]
+    if unread:  # what is not read may be absent, where the shape is known from another one
+        function, _ = ops.function(f)
+        call.same(absent=[n for n in unread if n != function.shaped_by["name"]])
+
+
+ELEMENTWISE = [f for f in FUNCTIONS if f["form"] == "flat" and f["permutable"]]
+
+
+@pytest.mark.parametrize("f", ELEMENTWISE, ids=[f["name"] for f in ELEMENTWISE])
+def test_elements_in_any_order(ops, ctx, launchers, f):
+    rng = np.random.default_rng(len(f["name"]))
+    call = Call(launchers, f, ops, ctx)
+    for _ in range(3):
+        moved = {n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7}
+        call.same(moved)
+
+
+def test_more_elements_than_a_block(ops, ctx):
+    """Broadcast in both directions, in place, over several blocks: as NumPy adds."""
+    rng = np.random.default_rng(0)
+    f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and f["dtypes"] == ["f32"] and f["activation"] == "none" and not f["bwd"])
+    for a_shape, b_shape in [((70, 1, 33), (5, 33)), ((1, 5, 33), (70, 5, 1)), ((), (70, 50)), ((33, 70), (33, 70))]:
+        a, b = (rng.standard_normal(s).astype(np.float32) for s in (a_shape, b_shape))
+        out = np.zeros(np.broadcast_shapes(a_shape, b_shape), np.float32).T.copy().T  # column by column
+        handles = {n: ops.over(ctx, x, runtime_api.F32) for n, x in (("a", a), ("b", b), ("out", out))}
+        assert ops.call(ctx, f, handles, 0, {}) == 0, ops.detail
+        assert np.array_equal(out, a + b)
+        wanted = out + b
+        handles["a"], kept = handles["out"], handles["a"]
+        assert ops.call(ctx, f, handles, 0, {}) == 0, ops.detail
+        assert np.array_equal(out, wanted)
+        ops.destroy(*(("tensor", h) for h in (kept, handles["b"], handles["out"])))
+
+
+ROWS = [f for f in FUNCTIONS if any(a.get("strides") for a in f["arguments"]) and f["form"] != "axis"]
+
+
+@pytest.mark.parametrize("f", ROWS, ids=[f["name"] for f in ROWS])
+def test_rows_apart(ops, ctx, launchers, f):
+    """Every tensor of rows with something behind each of them."""
+    call = Call(launchers, f, ops, ctx)
+    side = len(runtime_ops.extents(f)["inner"]) if "inner" in f["sizes"] else 1
+    moved = {}
+    for name, a in call.tensors():
+        if a.get("strides"):
+            array = call.arrays[name]
+            room = np.zeros((*array.shape[:-side], int(np.prod(array.shape[-side:])) + 3), array.dtype)
+            view = np.lib.stride_tricks.as_strided(room, array.shape, (*room.strides[:-1], *np.array(array[(0,) * (array.ndim - side)]).strides))
+            view[...] = array
+            moved[name] = view
+    if "inner" in f["sizes"] and f["form"] == "groups":  # a group's channels lie side by side
+        moved = {}
+    call.same(moved)
+
+
+def test_what_takes_a_copy(ops, ctx, launchers):
+    """No number says how its rows lie, or a row's elements lie apart."""
+    call = Call(launchers, of("softmax"), ops, ctx)
+    x, out = call.arrays["x"], call.arrays["out"]
+    rows = np.zeros((3, 2, 40), np.float32).transpose(1, 0, 2)
+    for name, array in (("x", np.ascontiguousarray(x.T).T), ("x", rows), ("out", rows), ("x", np.zeros((2, 3, 80), np.float32)[..., ::2])):
+        array[...] = out if name == "out" else x
+        code, _ = call.run({name: array})
+        assert ops.fails(code, "ERROR_UNSUPPORTED", f"kf_fused_softmax: {name} is [2, 3, 40]", "kf_tensor_copy makes one")
+
+
+def test_one_number_says_how_they_lie(ops, ctx):
+    """Rows that are the same everywhere, rows of one element apart, an axis behind which there is nothing."""
+    x = np.random.default_rng(3).standard_normal((2, 3, 5)).astype(np.float32)
+    out = np.zeros((2, 3, 5), np.float32)
+    one = ops.over(ctx, np.ascontiguousarray(x[:1, :1]), 0)
+    wide, result = ops.tensor_broadcast_to(one, (ctypes.c_int64 * 3)(2, 3, 5), 3), ops.over(ctx, out, 0)
+    assert ops.call(ctx, of("softmax"), {"x": wide, "out": result}, 0, {}) == 0, ops.detail
+    assert (out == out[0, 0]).all() and abs(out.sum() - 6) < 1e-5
+    column = x[..., 2:3]  # rows of one element
+    apart, results = ops.over(ctx, column, 0), ops.create(ctx, (2, 3, 1))
+    assert ops.call(ctx, of("softmax"), {"x": apart, "out": results}, 0, {}) == 0, ops.detail
+    assert (ops.array(results) == 1).all()
+    sums = ops.create(ctx, (2, 3))
+    rows = ops.over(ctx, x[..., :4], 0)
+    assert ops.call(ctx, of("sum"), {"x": rows, "out": sums}, 0, {}, dim=-1) == 0, ops.detail
+    assert np.allclose(ops.array(sums), x[..., :4].sum(-1), atol=1e-6)
+    ops.destroy(*(("tensor", t) for t in (one, wide, result, apart, results, sums, rows)))
+
+
+def of(op, dtype="f32", activation="none", bwd=False):
+    return next(f for f in FUNCTIONS if (f["op"], f["dtypes"][0], f["activation"], f["bwd"]) == (op, dtype, activation, bwd))
+
+
+def test_wrong_calls(ops, ctx):
+    f = of("add_{act}")
+    x, y, z, half = (ops.create(ctx, s, d) for s, d in (((2, 3), 0), ((2, 4), 0), ((2, 3), 0), ((2, 3), 2)))
+    other = ops.context()
+    foreign = ops.create(other, (2, 3))
+    name = "kf_fused_add_activation: "
+    for a, b, out, act, code, words in [
+            (None, x, z, 0, "ERROR_NULL_POINTER", [name + "a is NULL, expected a tensor"]),
+            (x, y, z, 0, "ERROR_SHAPE", [name + "b is [2, 4]", "[2, 3]"]),
+            (x, x, y, 0, "ERROR_SHAPE", [name + "out is [2, 4], expected [2, 3]"]),
+            (x, half, z, 0, "ERROR_DTYPE", [name + "b is bf16, expected f32 beside a of f32"]),
+            (x, x, z, 999, "ERROR_UNSUPPORTED", [name + "activation is 999", "kfgen runtime --activations"]),
+            (foreign, x, z, 0, "ERROR_DEVICE", [name + "a is of another context"])]:
+        assert ops.fails(ops.call(ctx, f, {"a": a, "b": b, "out": out}, act, {}), code, *words)
+    assert ops.fails(ops.call(None, f, {"a": x, "b": x, "out": z}, 0, {}), "ERROR_NULL_POINTER", name + "ctx is NULL")
+    bytes_ = ops.create(ctx, (2, 3), runtime_api.U8)
+    assert ops.fails(ops.call(ctx, f, {"a": bytes_, "b": bytes_, "out": bytes_}, 0, {}), "ERROR_DTYPE", "a has u8", "kfgen runtime --dtypes")
+    wide = ops.tensor_broadcast_to(x, (ctypes.c_int64 * 3)(4, 2, 3), 3)
+    assert ops.fails(ops.call(ctx, f, {"a": wide, "b": wide, "out": wide}, 0, {}), "ERROR_OVERLAP", name + "out is [4, 2, 3]", "lie apart")
+    line = ops.create(ctx, (8,))
+    parts = [ops.tensor_slice(line, 0, i, i + 4, 1) for i in (0, 1)]
+    sparse = [ops.tensor_slice(line, 0, i, i + 6, 2) for i in (0, 1)]
+    assert ops.fails(ops.call(ctx, f, {"a": parts[0], "b": parts[0], "out": parts[1]}, 0, {}), "ERROR_OVERLAP", "out")
+    assert ops.fails(ops.call(ctx, f, {"a": sparse[0], "b": sparse[0], "out": sparse[1]}, 0, {}), "ERROR_OVERLAP", name + "out at", "overlaps a")
+    ops.destroy(*(("tensor", t) for t in (x, y, z, half, foreign, bytes_, wide, line, *parts, *sparse)), ("context", other))
+
+
+def test_wrong_axes(ops, ctx):
+    f = of("sum")
+    x, out, empty, nothing = ops.create(ctx, (2, 3)), ops.create(ctx, (2,)), ops.create(ctx, (2, 0)), ops.create(ctx, (2,))
+    for dim in (2, -3):
+        code = ops.call(ctx, f, {"x": x, "out": out}, 0, {}, dim=dim)
+        assert ops.fails(code, "ERROR_INVALID_VALUE", f"kf_fused_sum: dim is {dim}, expected -2 to 1")
+    assert ops.fails(ops.call(ctx, f, {"x": x, "out": out}, 0, {}, dim=0), "ERROR_SHAPE", "out is [2], expected [3]")
+    assert ops.call(ctx, f, {"x": empty, "out": nothing}, 0, {}, dim=-1) == 0 and (ops.array(nothing) == 0).all()
+    assert ops.fails(ops.call(ctx, of("amax"), {"x": empty, "out": nothing}, 0, {}, dim=1), "ERROR_INVALID_SIZE", "dim is 1 of [2, 0]")
+    scalar = ops.create(ctx, ())
+    assert ops.fails(ops.call(ctx, f, {"x": scalar, "out": out}, 0, {}, dim=-1), "ERROR_SHAPE", "x is [], expected 1 dimensions or more")
+    ops.destroy(*(("tensor", t) for t in (x, out, empty, nothing, scalar)))
+
+
+def test_every_function_has_one():
+    """Of the whole manifest: a name for each op and direction, and no name twice."""
+    from kfgen import runtime
+    everything = kflib.manifest()
+    made = runtime.functions(everything)
+    names = [n for f in made for n in (f.name, f.plain) if n]
+    names += [name for name, _, _ in runtime.aliases(everything, made)]
+    assert len(names) - len({f.name for f in made if f.name == f.plain}) == len(set(names))
+    covered = {(f.op, f.bwd, m["activation"], tuple(m["dtypes"])) for f in made for m in f.members}
+    assert covered == {(f["op"], f["bwd"], f["activation"], tuple(f["dtypes"])) for f in everything["functions"]}
+    assert {"kf_fused_elementwise_add_activation", "kf_fused_elementwise_mul", "kf_fused_layer_norm"} <= set(names)
+
+
+def test_all_combinations_of_absent_gradients(ops, ctx, launchers):
+    call = Call(launchers, of("layer_norm_{act}", bwd=True), ops, ctx)
+    outputs = list(call.wanted)
+    for absent in itertools.chain.from_iterable(itertools.combinations(outputs, n) for n in range(len(outputs) + 1)):
+        call.same(absent=absent)
