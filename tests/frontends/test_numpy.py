@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import sys
 import types
 
 import kflib
@@ -118,6 +119,17 @@ def test_two_byte_dtypes(kf):
     x = draw(8, 16)
     close(kf.ops.layer_norm(x.astype(np.float16)), layer_norm(x).astype(np.float16), 4e-3)
     close(kf.ops.layer_norm(x.astype(np.float16), np.full(16, 2, np.float32)), (2 * layer_norm(x)).astype(np.float16), 8e-3)
+
+
+def test_bfloat16(kf, monkeypatch):
+    """Of whoever gives NumPy one."""
+    x, bfloat16 = draw(8, 16), pytest.importorskip("ml_dtypes").bfloat16
+    low = kf.ops.cast(x, "bfloat16")
+    assert low.dtype == bfloat16 and (low == x.astype(bfloat16)).all() and kf.ops.cast(low, np.float32).dtype == np.float32
+    close(kf.ops.layer_norm(low).astype(np.float32), layer_norm(low.astype(np.float32)), 3e-2)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match="NumPy has no bfloat16 of its own: pip install ml_dtypes"):
+        kf.ops.cast(x, "bfloat16")
 
 
 def test_other_arrays(kf):

@@ -32,7 +32,7 @@ TABLE = (
     ("build", "tests/build/*", 150),
     ("docs", "tests/docs/*", 60),
     ("runtime", "tests/runtime/*", 55),
-    ("Python", "tests/frontends/*", 90),
+    ("Python", "tests/frontends/*", 100),
     ("the rest", "*", 20),
 )
 OVER = 1.2

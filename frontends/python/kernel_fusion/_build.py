@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 from kfgen import frontend, manifest, packed
 from kfgen import spec as specs
@@ -26,24 +28,24 @@ from kernel_fusion import _isa
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
-NAMED = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 COMPILE = ("-std=c11", "-O2", "-ftree-vectorize", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-ffunction-sections",
            "-fdata-sections", "-fno-asynchronous-unwind-tables")
 LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,--hash-style=gnu")
 OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all"))  # where the compiler has them: gcc's vectoriser, fewer bytes
 
 
-def _words(name, default):
+def _words(name: str, default: str) -> list[str]:
     return [w for w in os.environ.get(name, default).split(",") if w]
 
 
-def selection():
+def selection() -> Any:
     """What KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS choose; None: nothing."""
     ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
     return None if ops == ["none"] else Selection(specs.load(), ops, None if acts == ["all"] else acts)
 
 
-def compiler():
+def compiler() -> tuple[str | None, tuple[str, ...]]:
     """The C compiler and the optional words that it takes; (None, ()) without one."""
     found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if not found:
@@ -52,7 +54,7 @@ def compiler():
         probe = pathlib.Path(folder) / "probe.c"
         probe.write_text("int kfp_probe(void) { return 0; }\n")
 
-        def takes(words):
+        def takes(words: Sequence[str]) -> bool:
             command = [found, "-Werror", "-shared", "-fPIC", *words, str(probe), "-o", str(probe.with_suffix(".so"))]
             return subprocess.run(command, capture_output=True).returncode == 0
 
@@ -61,13 +63,13 @@ def compiler():
         return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
 
 
-def _run(command):
+def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
 
 
-def library(path, chosen, isa, flags=()):
+def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()) -> None:
     """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler."""
     cc, optional = compiler()
     if not cc:
@@ -81,7 +83,7 @@ def library(path, chosen, isa, flags=()):
         write_all(texts, folder, [])
         include = [f"-I{d}" for d in (NATIVE, folder / "include", INCLUDE)]
 
-        def one(source):
+        def one(source: pathlib.Path) -> str:
             _run([*compile_, *include, "-c", str(source), "-o", f"{folder / source.name}.o"])
             return f"{folder / source.name}.o"
 
@@ -93,10 +95,16 @@ def library(path, chosen, isa, flags=()):
         _run([cc, *LINK, *link, *flags, *objects, "-o", str(path), "-lm", "-lpthread"])
 
 
-def build(package):
+def stubs(package: pathlib.Path) -> None:
+    """ops.pyi, as the package says that has this folder's table."""
+    path = os.pathsep.join([str(package.parent), *sys.path])
+    subprocess.run([sys.executable, "-m", "kernel_fusion._stubs", str(package / "ops.pyi")], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def build(package: pathlib.Path) -> None:
     """Writes into a package's folder what is generated."""
-    package = pathlib.Path(package)
     write_all(frontend.files(Selection(specs.load())), package, [])
+    stubs(package)
     chosen = selection()
     if chosen and not compiler()[0] and "KF_WHEEL_OPS" not in os.environ:
         print("kf: no C compiler: the package is made without CPU kernels", file=sys.stderr)
@@ -105,6 +113,6 @@ def build(package):
         library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
 
 
-def platform_tag():
+def platform_tag() -> str:
     """Of a wheel that has libraries."""
     return f"linux_{platform.machine()}"

@@ -14,7 +14,7 @@ from kernel_fusion import _counts, _isa, _library
 def version() -> str:
     from kfgen import paths
 
-    return paths.version()
+    return str(paths.version())
 
 
 def cuda_available() -> bool:

@@ -6,11 +6,12 @@ import functools
 import pathlib
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from kernel_fusion import _isa, _table
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
-KINDS = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_run: native/packed.h
+KINDS: Any = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_run: native/packed.h
 ALIGNED = 64
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf's ops over NumPy arrays, and over what gives its memory by DLPack or the array interface."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +12,22 @@ from kernel_fusion._arguments import Arguments
 from kernel_fusion._table import Op, Tensor
 
 WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
-PLAIN = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if word not in ("bf16", "u8")}
 Array = np.ndarray[Any, Any]
 
 
 def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
     """NumPy has no bfloat16 of its own: that of the arrays which were given."""
-    if word in PLAIN:
-        return np.dtype(PLAIN[word])
-    own = next((a.dtype for a in given if a is not None and WORDS.get(a.dtype.name) == word), None)
-    if own is None:
-        import ml_dtypes
-
-        own = np.dtype(ml_dtypes.bfloat16)
+    plain: np.dtype[Any] | None = PLAIN.get(word)
+    if plain is not None:
+        return plain
+    own: np.dtype[Any] | None = next((a.dtype for a in given if a is not None and WORDS.get(a.dtype.name) == word), None)
+    if own is not None:
+        return own
+    try:
+        own = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
     return own
 
 

@@ -106,10 +106,10 @@ class Op:
 
     def word(self, activation: str) -> str:
         """Its name with this activation, as users call it."""
-        return names.fill(self.pattern, activation)
+        return str(names.fill(self.pattern, activation))
 
     def function(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> str:
-        return names.function(self.pattern, activation, dtypes, backward)
+        return str(names.function(self.pattern, activation, dtypes, backward))
 
     def direction(self, backward: bool) -> Call:
         call = self.backward if backward else self.forward

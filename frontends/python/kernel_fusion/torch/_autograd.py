@@ -37,11 +37,6 @@ def make(op: Op, namespace: Any) -> tuple[Any, Any]:
     return forward, (_with_backward(op, forward, getattr(namespace, f"{op.name}_bwd").default) if op.backward else _without(op, forward))
 
 
-def _constant(op: Op) -> list[int]:
-    """Numbers of the results that have no gradient."""
-    return [i for i, t in enumerate(op.forward.outputs) if t.use == "saved" or t.place_of]
-
-
 def _without(op: Op, forward: Any) -> Any:
     class Function(torch.autograd.Function):
         @staticmethod
@@ -71,30 +66,35 @@ def _once(op: Op, backward: Any) -> Any:
     return Twice
 
 
-def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
-    s = schema(op, False)
-    assert op.backward is not None
-    inputs = [t.name for t in op.forward.inputs]
-    gives = [inputs.index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
-    constant, one = _constant(op), len(op.forward.outputs) == 1
-    tail = len(s.arguments) - s.saves
-    rng = tail - 1 - op.has_act if op.dropout else 0  # of the arguments behind the tensors one is a tensor again
-    twice = _once(op, backward)
-    of_activation = {activations()[act]: _sources(op, act) for act in op.activations}  # by id: torch.compile reads it as it is
+class _Ties:
+    """What the two directions of an op have to do with each other: which argument is what, and what of a call is kept for its backward."""
 
-    def remember(ctx: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> None:
-        ctx.activation = args[tail - 1] if op.has_act else NONE
-        sources = of_activation[ctx.activation]
-        ctx.save_for_backward(*[(args if kind == "in" else outs)[i] for kind, i in sources if kind in ("in", "out")], *([args[rng]] if rng else []))
+    def __init__(self, op: Op):
+        assert op.backward is not None
+        s = schema(op, False)
+        self.op, self.inputs, self.one = op, len(op.forward.inputs), len(op.forward.outputs) == 1
+        self.gives = [[t.name for t in op.forward.inputs].index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
+        self.constant = [i for i, t in enumerate(op.forward.outputs) if t.use == "saved" or t.place_of]  # results that have no gradient
+        self.arguments = len(s.arguments)
+        self.tail = self.arguments - s.saves
+        self.rng = s.at["rng"] if op.dropout else 0  # of the arguments behind the tensors one is a tensor again
+        self.sources = {activations()[act]: _sources(op, act) for act in op.activations}  # by id: torch.compile reads it as it is
+
+    def remember(self, ctx: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> None:
+        ctx.activation = args[self.tail - 1] if self.op.has_act else NONE
+        sources, rng = self.sources[ctx.activation], self.rng
+        kept = [(args if kind == "in" else outs)[i] for kind, i in sources if kind in ("in", "out")]
+        ctx.save_for_backward(*kept, *([args[rng]] if rng else []))
         ctx.shapes = [(args[i].shape, args[i].dtype) for kind, i in sources if kind == "shape"]
-        ctx.rest = args[len(inputs):rng or tail], args[rng + 1:tail] if rng else ()
-        if constant:
-            ctx.mark_non_differentiable(*[outs[i] for i in constant])
+        ctx.rest = args[self.inputs:rng or self.tail], args[rng + 1:self.tail] if rng else ()
+        if self.constant:
+            ctx.mark_non_differentiable(*[outs[i] for i in self.constant])
 
-    def gather(ctx: Any, grads: Sequence[Tensor]) -> list[Any]:
+    def gather(self, ctx: Any, grads: Sequence[Tensor]) -> list[Any]:
+        """The backward's arguments but for the mask."""
         kept, shapes = iter(ctx.saved_tensors), iter(ctx.shapes)
         found: list[Any] = []
-        for kind, i in of_activation[ctx.activation]:
+        for kind, i in self.sources[ctx.activation]:
             if kind == "grad":
                 found.append(grads[i])
             elif kind == "shape":
@@ -102,27 +102,35 @@ def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
                 found.append(grads[0].new_empty((), dtype=dtype).expand(shape))
             else:
                 found.append(None if kind == "none" else next(kept))
-        return [*found, *ctx.rest[0], *([next(kept)] if rng else []), *ctx.rest[1]]
+        return [*found, *ctx.rest[0], *([next(kept)] if self.rng else []), *ctx.rest[1]]
+
+    def spread(self, mask: int, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """A gradient, or none, for each argument of the forward."""
+        result: list[Tensor | None] = [None] * self.arguments
+        for j, (i, gradient) in enumerate(zip(self.gives, found)):
+            if mask >> j & 1:
+                result[i] = gradient
+        return tuple(result)
+
+
+def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
+    ties, twice = _Ties(op), _once(op, backward)
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             outs = forward(*args)
-            remember(ctx, args, (outs,) if one else outs)
+            ties.remember(ctx, args, (outs,) if ties.one else outs)
             return outs
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
             mask = 0
-            for j, i in enumerate(gives):
+            for j, i in enumerate(ties.gives):
                 mask |= ctx.needs_input_grad[i] << j
-            args = gather(ctx, grads)
+            args = ties.gather(ctx, grads)
             found = twice.apply(*args, mask) if torch.is_grad_enabled() else backward(*args, mask)
-            result: list[Tensor | None] = [None] * len(s.arguments)
-            for j, (i, gradient) in enumerate(zip(gives, (found,) if len(gives) == 1 else found)):
-                if mask >> j & 1:
-                    result[i] = gradient
-            return tuple(result)
+            return ties.spread(mask, (found,) if len(ties.gives) == 1 else found)
 
     Function.__name__ = f"kf_{op.name}"
     return Function

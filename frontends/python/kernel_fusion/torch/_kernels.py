@@ -38,8 +38,8 @@ def check(s: Schema, given: Given) -> None:
         raise ValueError(f"{where(s, given)}: rng is {rng.dtype} of the shape {tuple(rng.shape)} on {rng.device}, expected two int64 on "
                          f"{first.device}")
     values = [*s.call.scalars, *s.op.scalars[given.activation], *([PROBABILITY] if s.op.dropout else [])]
-    for value, x in zip(values, given.scalars):
-        _plan.check_value(where(s, given), value, x)
+    for value, scalar in zip(values, given.scalars):
+        _plan.check_value(where(s, given), value, scalar)
 
 
 def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package passes mypy --strict, and a user's program is checked against its generated stubs."""
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+
+import kflib
+import kfpython
+import pytest
+
+pytest.importorskip("mypy")
+PROGRAM = """
+import kernel_fusion as kf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing import Any
+
+array, tensor = np.ones((2, 3)), torch.ones(2, 3)
+a: NDArray[Any] = kf.ops.layer_norm_gelu(array, eps=1e-5)
+t: torch.Tensor = kf.ops.fused_layer_norm_gelu(tensor, torch.nn.Parameter(tensor[0]))
+both: tuple[torch.Tensor, torch.Tensor] = kf.ops.add_rms_norm(tensor, tensor)
+kf.ops.sum(array, dim=None)
+kf.ops.layer_norm_gelu(array, epsilon=1e-5)
+kf.ops.bias_relu(array)
+kf.ops.add(array, tensor)
+wrong: int = kf.ops.relu(tensor)
+"""
+SAID = {12: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"', 13: 'Missing positional argument "bias" in call to "bias_relu"',
+        14: 'Value of type variable "A" of "add" cannot be', 15: "Incompatible types in assignment"}
+
+
+def test_mypy(tmp_path):
+    """One run for both, since it reads torch."""
+    (tmp_path / "program.py").write_text(PROGRAM.lstrip())
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    command = [sys.executable, "-m", "mypy", "--config-file", kflib.ROOT / "pyproject.toml", "--cache-dir", kflib.ROOT / "build/tests/mypy"]
+    done = subprocess.run([*command, "-p", "kernel_fusion", "-m", "program"], capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, "MYPYPATH": path})
+    found = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if line.startswith("program.py") and ": error: " in line}
+    others = [line for line in done.stdout.splitlines() if ": error: " in line and line not in found.values()]
+    assert not others and not done.stderr, done.stdout + done.stderr
+    assert set(found) == set(SAID) and all(SAID[n] in line for n, line in found.items()), found
+
+
+def test_stubs_are_the_functions(kf):
+    """The same arguments in the same order with the same defaults as inspect tells of what is called."""
+    stub = (kfpython.package() / "kernel_fusion/ops.pyi").read_text()
+    names = {"torch": importlib.import_module("types").SimpleNamespace(Tensor=object)}
+    exec(compile(stub.replace("import torch\n", ""), "ops.pyi", "exec"), names)
+    for name in (n for n in dir(kf.ops) if n != "call"):
+        own, wanted = (inspect.signature(f).parameters for f in (names[name], getattr(kf.ops, name)))
+        if [p.kind for p in wanted.values()] != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+            assert [(p.name, p.kind, p.default) for p in own.values()] == [(p.name, p.kind, p.default) for p in wanted.values()], name
