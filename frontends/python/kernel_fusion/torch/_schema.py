@@ -55,7 +55,7 @@ class Schema:
         found += [("Tensor", "rng")] if op.dropout else []
         found += [("int", "activation")] if op.has_act else []
         found += [("ScalarType", "dtype")] if op.second == "results" else []
-        return found + ([("int", "mask")] if self.backward else [("bool", "save")] if self.saves else [])
+        return found + ([("int", "needs")] if self.backward else [("bool", "save")] if self.saves else [])
 
     @property
     def text(self) -> str:
