@@ -33,13 +33,15 @@ def _call(members):
 def _entry(pattern, op, members):
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f = forward[0]
-    of_u = [v["of"] for m in forward for v in m["variables"] if v["name"] == "U"]
+    of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
+    # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too, give that of their tensors.
+    second = "weights" if "weights" in of_u else "results" if of_u and all(len(m["dtypes"]) > 1 for m in forward) else ""
     return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
             "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "dropout": f["dropout"], "empty": f["empty"],
             "autocast": f["autocast"],
             "activations": list(dict.fromkeys(m["activation"] for m in forward)),
             "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
-            "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": of_u[0] if of_u else "",
+            "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": second,
             "forward": _call(forward), "backward": _call(backward) if backward else None}
 
 

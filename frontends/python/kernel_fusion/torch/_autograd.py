@@ -23,7 +23,7 @@ def _sources(op: Op, activation: str) -> list[tuple[str, int]]:
         if t.use == "gradient":
             found.append(("grad", outputs.index(t.of)))
         elif t.name in outputs:
-            found.append(("out", outputs.index(t.name)))
+            found.append(("none", 0) if activation in t.unread else ("out", outputs.index(t.name)))
         elif activation in t.unread and t.use != "weight":
             found.append(("shape", inputs.index(t.name)) if t is op.backward.template else ("none", 0))
         else:
