@@ -19,13 +19,14 @@ int main(void)
 {
     float a[2][3] = {{1, -2, 3}, {4, -5, 6}}, b[2][3] = {{1, 1, 1}, {2, 2, 2}};
     const int64_t shape[] = {2, 3}, turned[] = {3, 2};
-    const kf_tensor_desc_t matrix = {.shape = shape, .ndim = 2, .dtype = KF_DTYPE_FLOAT32};
-    const kf_tensor_desc_t columns = {.shape = turned, .ndim = 2, .dtype = KF_DTYPE_FLOAT64};
-    const kf_memory_desc_t of_a = {.data = a, .size = sizeof a}, of_b = {.data = b, .size = sizeof b};
+    const kf_tensor_desc_t matrix = {shape, NULL, 2, KF_DTYPE_FLOAT32, 0, 0}; /* NULL: dense; 0, 0: the context's device */
+    const kf_tensor_desc_t columns = {turned, NULL, 2, KF_DTYPE_FLOAT64, 0, 0};
+    const kf_memory_desc_t of_a = {a, sizeof a, 0}, of_b = {b, sizeof b, 0}; /* 0: stays the program's */
+    const kf_stream_config_t high = {KF_PRIORITY_HIGH, 0, 0};
 
     kf_context_t *const ctx = kf_context_create(-1);
     if (!ctx) return failed("context");
-    kf_stream_t *const stream = kf_stream_create(ctx, &(kf_stream_config_t){.priority = KF_PRIORITY_HIGH});
+    kf_stream_t *const stream = kf_stream_create(ctx, &high);
     kf_event_t *const done = kf_event_create(ctx);
     kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &matrix); /* shares the program's memory */
     kf_tensor_t *const y = kf_tensor_create_from_memory(ctx, &of_b, &matrix);
@@ -42,13 +43,9 @@ int main(void)
     for (int i = 0; i < 6; ++i) printf("%g%c", v[i], i == 5 ? '\n' : ' ');
 
     /* In any order: each keeps what it needs. */
-    kf_context_destroy(ctx);
-    kf_tensor_destroy(out);
-    kf_tensor_destroy(view);
-    kf_tensor_destroy(x);
-    kf_tensor_destroy(y);
-    kf_tensor_destroy(wide);
-    kf_event_destroy(done);
-    kf_stream_destroy(stream);
+    const kf_result_t ends[] = {kf_context_destroy(ctx), kf_tensor_destroy(out),  kf_tensor_destroy(view), kf_tensor_destroy(x),
+                                kf_tensor_destroy(y),    kf_tensor_destroy(wide), kf_event_destroy(done),  kf_stream_destroy(stream)};
+    for (int i = 0; i < 8; ++i)
+        if (ends[i] != KF_SUCCESS) return failed("destroy");
     return 0;
 }
