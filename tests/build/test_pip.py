@@ -67,6 +67,9 @@ import kernel_fusion as kf, numpy as np
 print(kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32)).astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
 """, cwd=tmp_path)
     assert said.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), said
+    pytest.importorskip("torch")
+    said = run(environment / "bin/python", ways.ROOT / "examples/00_python.py", cwd=tmp_path, KF_CACHE_DIR=tmp_path)
+    assert said == "torch.Size([8, 16]) float32\n"
 
 
 def wheel(tmp_path, folder, **chosen):
