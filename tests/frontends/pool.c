@@ -52,7 +52,16 @@ int main(int argc, char **argv)
     }
     kfp_set_parallel_for(serial);
     caller(&all);
+    through_host = 0;
     kfp_set_threads(0);
+    if (argc == 1) { /* a child does not ask the host, whose threads it has not, and works alone */
+        const pid_t child = fork();
+        int status = 1;
+        if (child == 0) _exit(caller(&wrong[0]) != NULL || wrong[0] || through_host || kfp_threads() != 1);
+        waitpid(child, &status, 0);
+        all += status != 0;
+    }
+    caller(&all);
     printf("%d wrong, host %d, %d threads\n", all, through_host, kfp_threads() >= 1);
     return all != 0;
 }

@@ -31,7 +31,6 @@ static int made;             /* threads there are */
 static int helpers, running; /* of the current job: threads that may still join it, that have and are not through */
 static uint64_t round_;      /* jobs so far */
 
-KFP_EXPORT void kfp_set_parallel_for(host_fn fn) { atomic_store(&host, fn); }
 KFP_EXPORT void kfp_set_threads(int threads) { atomic_store(&wanted, threads < 0 ? 0 : threads); }
 
 KFP_EXPORT int kfp_threads(void)
@@ -65,7 +64,8 @@ static void *helper(void *unused)
     return unused;
 }
 
-/* A forked child has the thread that forked alone, and locks as other threads left them. */
+/* A forked child has the thread that forked alone, and locks as other threads left them. The host's threads do not exist there either: its
+   loop would wait for them for ever, so the child works on its own thread, until somebody says otherwise. */
 static void forget(void)
 {
     pthread_mutex_init(&busy, NULL);
@@ -74,9 +74,16 @@ static void forget(void)
     pthread_cond_init(&done, NULL);
     current = NULL;
     made = helpers = running = 0;
+    if (atomic_exchange(&host, NULL)) atomic_store(&wanted, 1);
 }
 
 static void at_start(void) { pthread_atfork(NULL, NULL, forget); }
+
+KFP_EXPORT void kfp_set_parallel_for(host_fn fn)
+{
+    pthread_once(&once, at_start);
+    atomic_store(&host, fn);
+}
 
 static void start(int threads)
 {
