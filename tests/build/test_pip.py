@@ -8,6 +8,10 @@ import sysconfig
 import venv
 import zipfile
 
+import cases
+import checks
+import kflib
+import kfpython
 import pytest
 import ways
 from ways import run
@@ -108,3 +112,20 @@ def test_whole_wheel(tmp_path):
     assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
     assert {n for n in files if n.endswith(".so")} == {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
     assert found.stat().st_size < 8e6, files
+    with zipfile.ZipFile(found) as z:
+        z.extractall(tmp_path / "libraries", [n for n in files if n.endswith(".so")])
+    every_function(tmp_path / "libraries/kernel_fusion/lib")
+
+
+def every_function(folder):
+    """Of each library that this processor runs, against the float64 oracle: every instruction set has roundings of its own."""
+    kfpython.use()
+    from kernel_fusion import _isa, _library
+
+    memory = checks.CpuMemory()
+    for isa in _isa.runnable():
+        library = kfpython.Packed(_library.Library(folder / f"libkf_cpu_{isa}.so"))
+        there = [f for f in kflib.manifest()["functions"] if not f["state"] and library.has(f)]
+        assert len(there) == library.library.count > 1500
+        for f in there:
+            checks.run(library, memory, f, *cases.runs(f, False)[0][:2])
