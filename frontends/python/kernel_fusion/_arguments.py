@@ -75,14 +75,31 @@ def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...
     return tuple(given[v.name].__index__() for v in call.integers)
 
 
-def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    where = f"kf.{op.word(activation)}"
+@functools.cache
+def _plain(op: Op, activation: str) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str], frozenset[str]]:
+    """(those that may be given by place, defaults, all, those that must be given)"""
+    found = signature(op, activation).parameters
+    placed = tuple(n for n, p in found.items() if p.kind is not Parameter.KEYWORD_ONLY)
+    defaults = {n: p.default for n, p in found.items() if p.default is not Parameter.empty}
+    return placed, defaults, frozenset(found), frozenset(found) - frozenset(defaults)
+
+
+def _bound(where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """As inspect.Signature.bind does, in a fifth of its time; what is wrong it says itself."""
+    placed, defaults, known, needed = _plain(op, activation)
+    given = dict(zip(placed, args))
+    if len(args) <= len(placed) and kwargs.keys() <= known and not given.keys() & kwargs.keys() and needed <= given.keys() | kwargs.keys():
+        return {**defaults, **given, **kwargs}
     try:
-        bound = signature(op, activation).bind(*args, **kwargs)
+        signature(op, activation).bind(*args, **kwargs)
     except TypeError as e:
         raise TypeError(f"{where}{signature(op, activation)}: {e}") from None
-    bound.apply_defaults()
-    a = bound.arguments
+    raise AssertionError("inspect accepts what is wrong")
+
+
+def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    where = f"kf.{op.word(activation)}"
+    a = _bound(where, op, activation, args, kwargs)
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:
         values.append(PROBABILITY)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf's ops over NumPy arrays, and over what gives its memory by DLPack or the array interface."""
 
+import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,18 @@ PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if word not in ("b
 Array = np.ndarray[Any, Any]
 
 
+@functools.cache
+def word_of(dtype: np.dtype[Any]) -> str:
+    """kf's word for a dtype; none: empty. NumPy makes a dtype's name anew each time."""
+    return WORDS.get(dtype.name, "")
+
+
 def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
     """NumPy has no bfloat16 of its own: that of the arrays which were given."""
     plain: np.dtype[Any] | None = PLAIN.get(word)
     if plain is not None:
         return plain
-    own: np.dtype[Any] | None = next((a.dtype for a in given if a is not None and WORDS.get(a.dtype.name) == word), None)
+    own: np.dtype[Any] | None = next((a.dtype for a in given if a is not None and word_of(a.dtype) == word), None)
     if own is not None:
         return own
     try:
@@ -40,7 +47,7 @@ def array(where: str, name: str, value: Any) -> Array:
         found = np.asarray(value)
     else:
         raise TypeError(f"{where}: {name} is {type(value).__name__}, expected an array")
-    if found.dtype.name not in WORDS:
+    if not word_of(found.dtype):
         raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}")
     if not found.dtype.isnative:
         raise TypeError(f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine")
@@ -79,7 +86,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     given = _inputs(op, where, arguments)
     flat = arguments.flatten and given[0] is not None
     given = [a.reshape(-1) if flat and a is not None and t.kind == "elem" else a for t, a in zip(forward.inputs, given)]
-    plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, WORDS[a.dtype.name]) for a in given),
+    plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, word_of(a.dtype)) for a in given),
                         arguments.axis, arguments.groups, arguments.second)
     results = [_output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))]
     run(op, plan, given, results, arguments)
