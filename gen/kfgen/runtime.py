@@ -5,7 +5,6 @@ include/kf/runtime/call.h reads, and one function for each op and direction, who
 from dataclasses import dataclass, field
 
 from kfgen import names, packed
-from kfgen.dtypes import DTYPE
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
@@ -100,10 +99,9 @@ class Function:
         """The fields of kfi_rt_op behind its tables."""
         least = [-what for what in self.what.values() if isinstance(what, int)]
         least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
-        fields = next((s["fields"] for s in self.arguments("strides")), [])
         made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
         return ", ".join(str(x) for x in (
-            len(self.tensors), len(self.activations), len(self.members), len(self.what), len(self.integers), len(self.scalars), len(fields),
+            len(self.tensors), len(self.activations), len(self.members), len(self.what), len(self.integers), len(self.scalars),
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd),
@@ -136,7 +134,8 @@ def aliases(manifest, made):
         same = f and [x["of"] for x in a["arguments"]] == inputs and a["activation"] == "none" and not a["defaults"]
         if same and f"kf_fused_{name}" not in taken:
             found.append((f"kf_fused_{name}", f, False))
-            if f.has_act and f"{name}_relu" in spelled:
+            others = (x for x in manifest["activations"] if x["name"] != "none")
+            if f.has_act and any(f"{name}_{x['name']}" in spelled for x in others):
                 found.append((f"kf_fused_{name}_activation", f, True))
     return found
 
@@ -147,5 +146,5 @@ def render(manifest, name):
     env = environment()
     texts = {"file": name, "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": aliases(manifest, made),
              "headers": list(dict.fromkeys(f.first["header"] for f in made)), "activations": manifest["activations"], "words": packed.words,
-             "space": packed.space, "version": version(), "abi": manifest["abi_version"], "dtypes": DTYPE}
+             "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -73,7 +73,7 @@ static inline kf_context_t *kf_context_create(int device) { return kf_context_cr
 kf_result_t kf_context_destroy(kf_context_t *ctx);
 kf_result_t kf_context_synchronize(kf_context_t *ctx); /* waits until all work on the device is done */
 kf_result_t kf_context_get_device_info(const kf_context_t *ctx, kf_device_info_t *info);
-/* on: handles that were destroyed are kept, so that using one is KF_ERROR_HANDLE instead of undefined, and each call waits until
+/* on: handles that were destroyed are kept, so that using one is KF_ERROR_HANDLE instead of undefined, and each copy waits until
    its stream is done, so that CUDA's errors are those of the call that they are of. Costs memory and time. */
 kf_result_t kf_set_debug_mode(kf_context_t *ctx, int on);
 /* As kf_get_last_error_detail(), for callers that look functions up by name. */

@@ -5,7 +5,7 @@ import ctypes
 
 import pytest
 import runtime_api
-from runtime_api import CUDA, F32, Description, Memory, StreamConfig, prototypes
+from runtime_api import CUDA, F32, Memory, StreamConfig, prototypes
 
 HANDLES = {"kf_context_t *": "context", "kf_tensor_t *": "tensor", "kf_stream_t *": "stream", "kf_event_t *": "event"}
 
@@ -140,7 +140,3 @@ def test_wrong_pools(api, ctx):
     assert api.fails(api.pool_allocate(ctx, 2**60, None), "ERROR_INVALID_SIZE", "bytes is")
     assert api.pool_set_cap(ctx, 0) == 0
     assert api.fails(api.pool_allocate(ctx, 2**57, None), "ERROR_OUT_OF_MEMORY", "the system has no more")
-
-
-def test_a_description_is_as_large_as_the_headers():
-    assert ctypes.sizeof(Description) == 32 and ctypes.sizeof(Memory) == 24

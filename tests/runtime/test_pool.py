@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runtime_api
 import toolkit
-from runtime_api import BF16, F32, NUMPY, WARNINGS
+from runtime_api import BF16, NUMPY, WARNINGS
 
 INCLUDE = f"-I{kflib.ROOT / 'include'}"
 SOURCE = kflib.ROOT / "tests/support/pool_threads.c"
@@ -148,7 +148,6 @@ def test_the_same_struct_sizes(tmp_path):
     checks = "\n".join(f'_Static_assert(sizeof({name}) == {size}, "{name}");' for name, size in sizes.items())
     (tmp_path / "sizes.c").write_text(f"#include <kf/runtime.h>\n{checks}\n")
     subprocess.run(["gcc", "-std=c11", INCLUDE, "-c", tmp_path / "sizes.c", "-o", tmp_path / "sizes.o"], check=True)
-    assert F32 == 0
 
 
 def test_the_page_shows_the_example():

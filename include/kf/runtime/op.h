@@ -58,7 +58,7 @@ typedef struct {
     const kfi_rt_activation *activations;
     const kfi_rt_entry *entries; /* those of one pair of dtypes side by side */
     int operand_count, activation_count, entry_count;
-    int size_count, integers, scalars, fields; /* fields: of the struct of strides */
+    int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];
     signed char axis;        /* the dimension that is the axis, where nobody names one */
     unsigned char least;     /* dimensions that its elements have at least */
