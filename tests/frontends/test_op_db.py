@@ -4,8 +4,9 @@ each, value and gradient; a sample of something that kf has not (broadcasting, s
 
 import kfpython
 import pytest
+import pytorch
 
-torch = pytest.importorskip("torch")
+torch = pytorch.load()
 pytest.importorskip("expecttest", reason="torch's samples need it")
 
 

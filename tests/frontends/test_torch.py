@@ -6,8 +6,9 @@ import re
 import signal
 
 import pytest
+import pytorch
 
-torch = pytest.importorskip("torch")
+torch = pytorch.load()
 
 import torchops  # noqa: E402
 from torchops import TOLERANCE, case, close, ids  # noqa: E402

@@ -4,8 +4,9 @@
 import cases
 import kfpython
 import pytest
+import pytorch
 
-torch = pytest.importorskip("torch")
+torch = pytorch.load()
 
 import torchops  # noqa: E402
 from torchops import case, close, ids  # noqa: E402

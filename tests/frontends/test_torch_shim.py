@@ -8,8 +8,9 @@ import sys
 import kflib
 import kfpython
 import pytest
+import pytorch
 
-torch = pytest.importorskip("torch")
+torch = pytorch.load()
 
 import torchops  # noqa: E402
 from kfpython import python  # noqa: E402

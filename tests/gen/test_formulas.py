@@ -8,6 +8,7 @@ import checks
 import kflib
 import numpy as np
 import pytest
+import pytorch
 import scipy.special as sp
 from storage import STORAGE, from_float, to_float
 
@@ -74,7 +75,7 @@ def test_numpy(name):
 
 @pytest.mark.parametrize("name", cases.by_level(SAMPLE, list(BY_FORMULA)))
 def test_torch(name):
-    torch = pytest.importorskip("torch")
+    torch = pytorch.load()
     call = call_of(BY_FORMULA[name])
     arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in environment(call).items()}
     names = arrays | {"T": torch.float64}
