@@ -2,7 +2,7 @@
 /* kfgen runtime --ops add --dtypes f32 -o functions.h
    gcc -O3 -march=native -I. -isystem ~/.local/include 08_tensors.c -o 08_tensors -lm */
 /* Tensors: a context, memory of the program's own and of the context's pool, a function on them, a view, a copy to another dtype, a stream
-   and an event. */
+   and an event, a plan. */
 #define KF_RUNTIME_IMPLEMENTATION /* in one file of a program */
 #include "functions.h"
 #include <kf/runtime.h>
@@ -42,10 +42,21 @@ int main(void)
     const double *const v = (const double *)kf_tensor_data(wide); /* column by column */
     for (int i = 0; i < 6; ++i) printf("%g%c", v[i], i == 5 ? '\n' : ' ');
 
+    /* The same function by its name, checked and chosen once, at other addresses. */
+    const int dtypes[] = {KF_DTYPE_FLOAT32};
+    const kf_op_t *const add = kf_op_lookup("add", KF_ACTIVATION_RELU, dtypes, 1, KF_DEVICE_CPU);
+    const kf_tensor_t *const of_add[] = {x, y, out};
+    kf_op_arguments_t arguments = {0};
+    arguments.tensors = of_add;
+    kf_plan_t *const plan = kf_plan_create(ctx, add, &arguments); /* for tensors that lie like these */
+    void *const again[] = {b, a, kf_tensor_data(out)};            /* in the order of the tensors */
+    if (!plan || kf_plan_run(plan, again, stream) != KF_SUCCESS) return failed("plan");
+
     /* In any order: each keeps what it needs. */
-    const kf_result_t ends[] = {kf_context_destroy(ctx), kf_tensor_destroy(out),  kf_tensor_destroy(view), kf_tensor_destroy(x),
-                                kf_tensor_destroy(y),    kf_tensor_destroy(wide), kf_event_destroy(done),  kf_stream_destroy(stream)};
-    for (int i = 0; i < 8; ++i)
+    const kf_result_t ends[] = {kf_context_destroy(ctx), kf_tensor_destroy(out),    kf_tensor_destroy(view),
+                                kf_tensor_destroy(x),    kf_tensor_destroy(y),      kf_tensor_destroy(wide),
+                                kf_event_destroy(done),  kf_stream_destroy(stream), kf_plan_destroy(plan)};
+    for (int i = 0; i < 9; ++i)
         if (ends[i] != KF_SUCCESS) return failed("destroy");
     return 0;
 }

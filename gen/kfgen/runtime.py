@@ -105,12 +105,21 @@ class Function:
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd),
-            "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER"))
+            "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER", int(self.chooses_axis), int(self.groups)))
 
     def entry(self, f):
         dtypes = [f["dtypes"][0], f["dtypes"][-1]]
-        return (f"{{{{{', '.join(f'KF_{d.upper()}' for d in dtypes)}}}, {self.number(f)}, kfi_rt_run_{f['cpu_name']}, "
-                f"{'kfi_rt_space_' + f['cpu_name'] if f['cpu_workspace'] else 'NULL'}}}")
+        both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
+        cpu, cuda = (f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}" for name, space in both)
+        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{", ".join(f"KF_{d.upper()}" for d in dtypes)}}}, {self.number(f)}, {{{cpu}}}, '
+                f"KFI_RT_ON_GPU({cuda})}}")
+
+
+def spellings(f, known):
+    """What kf_op_lookup finds a function by; the first is what it is called there."""
+    own = [f.plain.removeprefix("kf_fused_")] if f.plain else []
+    own += [f.stem] + [name.removeprefix("kf_fused_") for name, of, act in known if of is f and not act]
+    return list(dict.fromkeys(own))
 
 
 def functions(manifest):
@@ -144,7 +153,9 @@ def render(manifest, name):
     """The header's text. name: of the file, which its guard is called after."""
     made = functions(manifest)
     env = environment()
-    texts = {"file": name, "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": aliases(manifest, made),
+    known = aliases(manifest, made)
+    texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
+             "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(f.first["header"] for f in made)), "activations": manifest["activations"], "words": packed.words,
              "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -126,6 +126,48 @@ kf_result_t kf_event_synchronize(kf_event_t *event);
 kf_result_t kf_event_elapsed_ms(kf_event_t *begin, kf_event_t *end, float *ms);
 kf_result_t kf_event_destroy(kf_event_t *event);
 
+/* ---- functions by name: those of the headers that `kfgen runtime` wrote for the program, each for one activation and dtypes. */
+typedef struct kf_op_t kf_op_t;
+typedef struct kf_plan_t kf_plan_t;
+#define KF_OP_MAX_TENSORS 24
+#define KF_OP_MAX_NUMBERS 16
+typedef struct kf_op_tensor_t {
+    const char *name;
+    int32_t dtype, is_output, is_required; /* not required: may be NULL */
+} kf_op_tensor_t;
+typedef struct kf_op_info_t {
+    const char *name, *activation;          /* "layer_norm_bwd"; "none" where there is none */
+    const char *launcher;                   /* "kf_layer_norm_gelu_bwd_f32"; the CPU's has cpu_ behind kf_ */
+    int32_t activation_id, on_cpu, on_cuda; /* on_: whether the program has it for that device */
+    int32_t takes_dim, takes_groups, takes_dropout;
+    int32_t tensor_count, integer_count, scalar_count, act_scalar_count;
+    kf_op_tensor_t tensors[KF_OP_MAX_TENSORS];
+    const char *integers[KF_OP_MAX_NUMBERS], *scalars[KF_OP_MAX_NUMBERS], *act_scalars[4]; /* their names */
+    double act_defaults[4];
+} kf_op_info_t;
+/* What a call is given: as many of each as the info says, in its order; what the op does not take is not looked at. */
+typedef struct kf_op_arguments_t {
+    const kf_tensor_t *const *tensors; /* those that are written to, too */
+    const int64_t *integers;
+    const double *scalars, *act_scalars; /* act_scalars NULL: the defaults */
+    int64_t groups;
+    double p; /* of dropout */
+    uint64_t seed, offset;
+    int32_t dim; /* of a reduction */
+} kf_op_arguments_t;
+/* name: of the info, or another spelling of it ("elementwise_add"); dtypes: the first count of a function's ("f32", "bf16_f32"), at most 2;
+   device_type: one that it must be there for, 0: any. NULL: there is none. */
+const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const int *dtypes, int count, int device_type);
+int kf_op_count(void);
+const kf_op_t *kf_op_at(int index); /* of 0 to kf_op_count() - 1 */
+kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info);
+kf_result_t kf_op_call(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments, kf_stream_t *stream);
+/* A plan has checked and chosen all but addresses, once: for tensors of the shapes and strides of `arguments`, whose numbers it keeps.
+   pointers: as the tensors, NULL where there was none; the launcher checks them. Many threads may run one plan. */
+kf_plan_t *kf_plan_create(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments);
+kf_result_t kf_plan_run(const kf_plan_t *plan, void *const *pointers, kf_stream_t *stream);
+kf_result_t kf_plan_destroy(kf_plan_t *plan);
+
 /* ---- the context's pool, for many threads at once. Memory lies at a multiple of 256 bytes. What is deallocated on a stream is handed
    out again once what that stream was given before is done. */
 typedef struct kf_pool_stats_t {

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import kflib
 import pytest
 import runtime_api
+import runtime_ops
+from runtime_calls import FUNCTIONS, MADE
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,18 @@ def ctx(api):
     assert api.set_debug_mode(made, 1) == 0
     yield made
     assert api.context_destroy(made) == 0
+
+
+@pytest.fixture(scope="session")
+def library(once):
+    return once("functions on tensors", lambda folder: runtime_ops.compile_library(folder, MADE))
+
+
+@pytest.fixture
+def ops(library):
+    return runtime_ops.Ops(library, MADE)
+
+
+@pytest.fixture(scope="session")
+def launchers():
+    return kflib.build("cpu", FUNCTIONS, kflib.ROOT / "build/tests/runtime", ("-O1",))

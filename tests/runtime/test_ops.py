@@ -5,87 +5,20 @@ elements that lie in any way; and wrong calls are refused by name."""
 import ctypes
 import itertools
 
-import cases
-import checks
 import kflib
 import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
-
-OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
-       "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax"]
-MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
-                          ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
-FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
-IDS = {a["name"]: a["id"] for a in MADE["activations"]}
-
-
-@pytest.fixture(scope="session")
-def library(once):
-    return once("functions on tensors", lambda folder: runtime_ops.compile_library(folder, MADE))
-
-
-@pytest.fixture
-def ops(library):
-    return runtime_ops.Ops(library, MADE)
-
-
-@pytest.fixture(scope="session")
-def launchers():
-    return kflib.build("cpu", FUNCTIONS, kflib.ROOT / "build/tests/runtime", ("-O1",))
-
-
-class Call:
-    """A function's tensors, drawn as the launchers' own tests draw them, and what the launcher makes of them."""
-
-    def __init__(self, launchers, f, ops, ctx):
-        self.f, self.ops, self.ctx = f, ops, ctx
-        self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
-        self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
-        workspace = np.zeros(max(self.layout.workspace, 1), np.uint8)
-        given = self.layout.given(0) | {n: None if a["unread"] else self.arrays[n].ctypes.data for n, a in self.tensors()}
-        given |= {"workspace": workspace.ctypes.data if self.layout.workspace else None}
-        assert launchers.call(f, given) == 0, launchers.detail
-        self.wanted = {n: self.arrays[n].copy() for n, a in self.tensors() if a["role"] != "in"}
-        for n in self.wanted:
-            self.arrays[n][...] = self.layout.data[n].reshape(self.arrays[n].shape)
-
-    def tensors(self):
-        return self.layout.tensors.items()
-
-    def run(self, arrays=None, absent=()):
-        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name."""
-        arrays = {n: np.array(v) for n, v in self.arrays.items()} | (arrays or {})
-        handles = {n: None if n in absent else self.ops.over(self.ctx, arrays[n], runtime_ops.DTYPES[a["dtype"]]) for n, a in self.tensors()}
-        groups = runtime_ops.extents(self.f).get("groups", (None,))[0]
-        code = self.ops.call(self.ctx, self.f, handles, IDS[self.f["activation"]], self.layout.scalars, self.layout.philox, self.layout.p,
-                             runtime_ops.dim(self.f), groups)
-        self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
-        return code, {n: arrays[n] for n in self.wanted}
-
-    def same(self, arrays=None, absent=()):
-        code, found = self.run(arrays, absent)
-        assert code == 0, (self.f["name"], self.ops.detail)
-        for name, array in found.items():
-            if name not in absent:
-                assert np.ascontiguousarray(array).tobytes() == self.wanted[name].tobytes(), (self.f["name"], name)
-
-
-def apart(array, rng):
-    """The same array, whose elements lie apart and in another order."""
-    order = [int(d) for d in rng.permutation(array.ndim)]
-    room = np.zeros([2 * n + 1 for n in np.array(array.shape)[order]], array.dtype)
-    view = room[(*(slice(int(rng.integers(2)), None, 2) for _ in order), ...)][(*(slice(0, n) for n in np.array(array.shape)[order]), ...)]
-    view = view.transpose(np.argsort(order))
-    view[...] = array
-    return view
+from runtime_calls import FUNCTIONS, Call, apart, of
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_the_launchers_bits(ops, ctx, launchers, f):
+    """By the function on tensors, by its name, and by a plan."""
     call = Call(launchers, f, ops, ctx)
-    call.same()
+    for way in runtime_ops.WAYS:
+        call.same(way=way)
     unread = [n for n, a in call.tensors() if a["unread"]]
     if unread:  # what is not read may be absent, where the shape is known from another one
         function, _ = ops.function(f)
@@ -100,8 +33,8 @@ def test_elements_in_any_order(ops, ctx, launchers, f):
     rng = np.random.default_rng(len(f["name"]))
     call = Call(launchers, f, ops, ctx)
     for _ in range(3):
-        moved = {n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7}
-        call.same(moved)
+        call.same({n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
+    call.same({n: apart(call.arrays[n], rng) for n in call.arrays}, way="plan")
 
 
 def test_more_elements_than_a_block(ops, ctx):
@@ -170,10 +103,6 @@ def test_one_number_says_how_they_lie(ops, ctx):
     assert ops.call(ctx, of("sum"), {"x": rows, "out": sums}, 0, {}, dim=-1) == 0, ops.detail
     assert np.allclose(ops.array(sums), x[..., :4].sum(-1), atol=1e-6)
     ops.destroy(*(("tensor", t) for t in (one, wide, result, apart, results, sums, rows)))
-
-
-def of(op, dtype="f32", activation="none", bwd=False):
-    return next(f for f in FUNCTIONS if (f["op"], f["dtypes"][0], f["activation"], f["bwd"]) == (op, dtype, activation, bwd))
 
 
 def test_wrong_calls(ops, ctx):

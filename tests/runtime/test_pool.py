@@ -153,4 +153,4 @@ def test_the_same_struct_sizes(tmp_path):
 def test_the_page_shows_the_example():
     page, example = ((kflib.ROOT / name).read_text() for name in ("docs/runtime.md", "examples/08_tensors.c"))
     shown = re.findall(r"```c\n(.*?)```", page, re.S)
-    assert len(shown) == 3 and shown[0] == runtime_api.IMPLEMENTATION and all(text in example for text in shown[1:])
+    assert len(shown) == 4 and shown[0] == runtime_api.IMPLEMENTATION and all(text in example for text in shown[1:])

@@ -16,7 +16,8 @@ CODES = {m[1]: int(m[2]) for m in re.finditer(r"KF_(\w+) = (\d+)", (kflib.ROOT /
 F32, F16, BF16, F64, I32, I64, U8 = range(7)
 NUMPY = {F32: np.float32, F16: np.float16, BF16: np.uint16, F64: np.float64, I32: np.int32, I64: np.int64, U8: np.uint8}  # bf16: its bits
 CPU, CUDA = 1, 2
-INTEGERS = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "kf_result_t": ctypes.c_int}
+INTEGERS = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "kf_result_t": ctypes.c_int,
+            "kf_activation_t": ctypes.c_int32}
 
 
 class Description(ctypes.Structure):
@@ -54,10 +55,14 @@ def ctype(word):
     return ctypes.c_char_p if word == "const char *" else ctypes.c_void_p if "*" in word else INTEGERS[word]
 
 
-def compile_library(folder, *flags, compiler="gcc -std=c11", text=IMPLEMENTATION, name="runtime.c", link=()):
+def types():
+    return set(re.findall(r"\b(kf_\w+_t);", HEADER.read_text()))
+
+
+def compile_library(folder, *flags, compiler="gcc -std=c11", text=IMPLEMENTATION, name="runtime.c", link=(), warnings=WARNINGS):
     (folder / name).write_text(text)
     library = folder / f"lib{name.split('.')[0]}.so"
-    words = ["-O1", *WARNINGS, "-fPIC", "-shared", *flags, f"-I{kflib.ROOT / 'include'}", folder / name, "-o", library]
+    words = ["-O1", *warnings, "-fPIC", "-shared", *flags, f"-I{kflib.ROOT / 'include'}", folder / name, "-o", library]
     subprocess.run([*compiler.split(), *words, *link, "-lm"], check=True)
     return library
 

@@ -3,6 +3,7 @@
 
 import ctypes
 
+import emulator
 import kflib
 import numpy as np
 import runtime_api
@@ -24,11 +25,43 @@ def choose(ops, dtypes, activations):
     return manifest.build(Selection(specs.load(), ops, activations, dtypes))
 
 
-def compile_library(folder, made):
+IMPLEMENTATION = '#define KF_RUNTIME_IMPLEMENTATION\n#include "ops.h"\n'
+
+
+def include(folder, made):
     (folder / "ops.h").write_text(runtime.render(made, "ops.h"))
-    include = [f"-I{folder}", "-isystem", str(kflib.render(kflib.ROOT / "build/tests")[1])]
-    text = '#define KF_RUNTIME_IMPLEMENTATION\n#include "ops.h"\n'
-    return runtime_api.compile_library(folder, *include, text=text, name="ops.c")
+    return [f"-I{folder}", "-isystem", str(kflib.render(kflib.ROOT / "build/tests")[1])]
+
+
+def compile_library(folder, made):
+    return runtime_api.compile_library(folder, *include(folder, made), text=IMPLEMENTATION, name="ops.c")
+
+
+def compile_emulated(folder, made):
+    """With functions on tensors of a GPU too, whose kernels the emulation runs."""
+    own = [f"-I{emulator.HERE}/include", f"-I{emulator.HERE}", *include(folder, made), f"-I{kflib.ROOT}/tests/support", *emulator.flags("plain")]
+    link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain")]
+    return runtime_api.compile_library(folder, *own, "-DKFI_RT_BLOCK_OF_GPU=1000", compiler="g++ -std=c++17", warnings=(), link=link,
+                                       text='#include "emulated_memory.h"\n' + IMPLEMENTATION, name="emulated.cpp")
+
+
+# How a function is called: by its own name, by what kf_op_lookup finds, by a plan.
+WAYS = ("function", "by name", "plan")
+
+
+class Info(ctypes.Structure):
+    class Tensor(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_char_p), *((n, ctypes.c_int32) for n in ("dtype", "is_output", "is_required"))]
+    _fields_ = [*((n, ctypes.c_char_p) for n in ("name", "activation", "launcher")),
+                *((n, ctypes.c_int32) for n in ("activation_id", "on_cpu", "on_cuda", "takes_dim", "takes_groups", "takes_dropout", "tensor_count",
+                                                "integer_count", "scalar_count", "act_scalar_count")),
+                ("tensors", Tensor * 24), *((n, ctypes.c_char_p * k) for n, k in (("integers", 16), ("scalars", 16), ("act_scalars", 4))),
+                ("act_defaults", ctypes.c_double * 4)]
+
+
+class Arguments(ctypes.Structure):
+    _fields_ = [("tensors", ctypes.c_void_p), ("integers", ctypes.c_void_p), ("scalars", ctypes.c_void_p), ("act_scalars", ctypes.c_void_p),
+                ("groups", ctypes.c_int64), ("p", ctypes.c_double), ("seed", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("dim", ctypes.c_int32)]
 
 
 class Ops(runtime_api.Api):
@@ -37,6 +70,7 @@ class Ops(runtime_api.Api):
     def __init__(self, path, made):
         super().__init__(path)
         self.functions = {(f.op, f.bwd): f for f in runtime.functions(made)}
+        self.ids = {a["name"]: a["id"] for a in made["activations"]}
 
     def function(self, f):
         """The one for a function of the manifest, and what it is called by."""
@@ -45,8 +79,47 @@ class Ops(runtime_api.Api):
         fn.restype, fn.argtypes = ctypes.c_int, [KINDS.get(kind.strip(), ctypes.c_void_p) for kind, _ in found.parameters()]
         return found, fn
 
-    def call(self, ctx, f, tensors, activation_id, scalars, rng=(0, 0), p=0.0, dim=None, groups=None, stream=None):
+    def lookup(self, f, device_type=0, name=None):
+        """The number of what kf_op_lookup finds for a function of the manifest."""
+        dtypes = (ctypes.c_int * len(f["dtypes"]))(*(DTYPES[d] for d in f["dtypes"]))
+        found = self.functions[f["op"], f["bwd"]]
+        name = name or (found.plain or found.name).removeprefix("kf_fused_")
+        return self.op_lookup(name.encode(), self.ids[f["activation"]], ctypes.addressof(dtypes), len(dtypes), device_type)
+
+    def arguments(self, f, tensors, scalars, rng, p, dim, groups):
+        """kf_op_arguments_t, with all that it points to."""
+        def array(kind, numbers):
+            return (kind * max(len(numbers), 1))(*numbers)
+        handles = [tensors[a.name.decode()] for a in self.info(self.lookup(f)).tensors if a.name]
+        roles = [[scalars[a["name"]] for a in f["arguments"] if a["role"] == role] for role in ("integer", "scalar", "act_scalar")]
+        kept = [array(ctypes.c_void_p, handles), array(ctypes.c_int64, roles[0]), array(ctypes.c_double, roles[1]), array(ctypes.c_double, roles[2])]
+        made = Arguments(*(ctypes.addressof(k) for k in kept), groups or 0, p, *rng, 0 if dim is None else dim)
+        made.kept = kept
+        return made
+
+    def info(self, op):
+        found = Info()
+        assert self.op_get_info(op, ctypes.addressof(found)) == 0, self.detail
+        return found
+
+    def by_name(self, ctx, f, arguments, stream):
+        return self.op_call(ctx, self.lookup(f), ctypes.addressof(arguments), stream)
+
+    def by_plan(self, ctx, f, arguments, stream):
+        """Made over the same tensors, whose addresses it then is given."""
+        plan = self.plan_create(ctx, self.lookup(f), ctypes.addressof(arguments))
+        if not plan:
+            return "no plan"
+        pointers = (ctypes.c_void_p * len(arguments.kept[0]))(*(h and self.tensor_data(h) for h in arguments.kept[0]))
+        code = self.plan_run(plan, ctypes.addressof(pointers), stream)
+        self.destroy(("plan", plan))
+        return code
+
+    def call(self, ctx, f, tensors, activation_id, scalars, rng=(0, 0), p=0.0, dim=None, groups=None, stream=None, way="function"):
         """tensors: {name: handle or None}. scalars: {name: number}, the activation's among them."""
+        if way != "function":
+            arguments = self.arguments(f, tensors, scalars, rng, p, dim, groups)
+            return (self.by_name if way == "by name" else self.by_plan)(ctx, f, arguments, stream)
         found, fn = self.function(f)
         own = [scalars[a["name"]] for a in f["arguments"] if a["role"] == "act_scalar"]
         act_scalars = (ctypes.c_double * max(len(own), 1))(*own)

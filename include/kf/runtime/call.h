@@ -4,6 +4,7 @@
 #define KF_RUNTIME_CALL_H
 
 #include "kf/runtime/copy.h"
+#include "kf/runtime/blocks.h"
 #include "kf/runtime/strides.h"
 
 /* The launcher's scalars: the op's, the activation's, p. */
@@ -32,45 +33,44 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
     }
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
-{
-    const size_t bytes = m->entry->space ? m->entry->space(m->n) : 0;
-    void *const room = bytes ? kf_pool_allocate(c->ctx, bytes, c->stream) : NULL;
-    if (bytes && !room) return KF_ERROR_OUT_OF_MEMORY;
-    const kf_result_t result = m->entry->run(m->t, m->n, m->apart ? m->strides : NULL, m->s, c->rng, room, bytes);
-    if (room) (void)kf_pool_deallocate(c->ctx, room, c->stream);
-    return result;
-}
-static kf_result_t kfi_rt_run(const kfi_rt_call *c)
+/* Checks a call and finds what it is made of. */
+static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
-    kfi_rt_made m;
-    memset(&m, 0, sizeof m);
+    memset(m, 0, sizeof *m);
     kf_result_t result = KFI_RT_CHECK(op->name, "ctx", c->ctx, KFI_RT_CONTEXT);
     if (result == KF_SUCCESS) result = kfi_rt_check_stream(op->name, c->ctx, c->stream);
+    if (result == KF_SUCCESS) result = kfi_rt_choose(c, m);
+    if (result == KF_SUCCESS) result = kfi_rt_measure_call(c, m);
     if (result != KF_SUCCESS) return result;
-    if (c->ctx->device->type != KF_DEVICE_CPU)
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx",
-                           "is of a GPU: functions on tensors are the CPU's so far, launchers take kf_tensor_data()");
-    result = kfi_rt_choose(c, &m);
-    if (result == KF_SUCCESS) result = kfi_rt_measure_call(c, &m);
-    if (result != KF_SUCCESS) return result;
-    int blocks = 0;
     for (int i = 0; i < op->operand_count; ++i) {
         const kf_tensor_t *const t = c->tensors[i];
-        m.t[i] = t && kfi_rt_is_read(&op->operands[i], m.activation) ? t->data : NULL;
-        if (!m.t[i]) continue;
+        m->t[i] = t && kfi_rt_is_read(&op->operands[i], m->activation) ? t->data : NULL;
+        if (!m->t[i]) continue;
         if (op->any_order)
-            blocks |= !t->is_dense || t->count != m.n[0];
-        else if (!kfi_rt_set_strides(c, &m, &op->operands[i], t))
+            m->in_blocks |= !t->is_dense || t->count != m->n[0];
+        else if (!kfi_rt_set_strides(c, m, &op->operands[i], t))
             return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, op->operands[i].name,
                                "is %s with strides %s, which takes a copy: kf_tensor_copy makes one", kfi_rt_list(t->shape, t->ndim).text,
                                kfi_rt_list(t->strides, t->ndim).text);
     }
-    kfi_rt_gather_scalars(c, &m);
-    if (!blocks) return kfi_rt_run_whole(c, &m);
-    result = kfi_rt_check_blocks(c);
-    return result == KF_SUCCESS && m.n[0] ? kfi_rt_run_blocks(c, &m) : result;
+    kfi_rt_gather_scalars(c, m);
+    return KF_SUCCESS;
+}
+static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    if (!m->in_blocks) return kfi_rt_run_whole(c, m);
+    const kf_result_t result = kfi_rt_check_blocks(c);
+    return result == KF_SUCCESS && m->n[0] ? kfi_rt_run_blocks(c, m) : result;
+}
+static kf_result_t kfi_rt_run(const kfi_rt_call *c)
+{
+    kfi_rt_made m;
+    kf_result_t result = kfi_rt_prepare(c, &m);
+    if (result == KF_SUCCESS) result = kfi_rt_carry_out(c, &m);
+    for (int i = 0; i < c->op->operand_count && result == KF_SUCCESS && c->stream; ++i)
+        if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
+    return result;
 }
 
 #endif

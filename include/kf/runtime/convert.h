@@ -137,12 +137,12 @@ static void kfi_rt_narrow(const kfi_rt_wide *w, void *to, int dtype, int n)
 /* ---- elements that lie `stride` apart, to and from ones side by side */
 
 #define KFI_RT_APART(body)                                                                                                                 \
-    for (int j = 0; j < n; ++j) {                                                                                                          \
-        const char *const apart = (const char *)strided + (int64_t)j * stride * (int64_t)width;                                            \
+    for (int64_t j = 0; j < n; ++j) {                                                                                                      \
+        const char *const apart = (const char *)strided + j * stride * (int64_t)width;                                                     \
         char *const side = (char *)together + (size_t)j * width;                                                                           \
         body                                                                                                                               \
     }
-static void kfi_rt_gather(void *together, const void *strided, int64_t stride, size_t width, int n)
+static void kfi_rt_gather(void *together, const void *strided, int64_t stride, size_t width, int64_t n)
 {
     if (stride == 1)
         memcpy(together, strided, (size_t)n * width);
@@ -156,14 +156,14 @@ static void kfi_rt_gather(void *together, const void *strided, int64_t stride, s
         KFI_RT_APART(memcpy(side, apart, 8);)
 }
 #undef KFI_RT_APART
-static void kfi_rt_scatter(void *strided, const void *together, int64_t stride, size_t width, int n)
+static void kfi_rt_scatter(void *strided, const void *together, int64_t stride, size_t width, int64_t n)
 {
     if (stride == 1) {
         memcpy(strided, together, (size_t)n * width);
         return;
     }
-    for (int j = 0; j < n; ++j)
-        memcpy((char *)strided + (int64_t)j * stride * (int64_t)width, (const char *)together + (size_t)j * width, width);
+    for (int64_t j = 0; j < n; ++j)
+        memcpy((char *)strided + j * stride * (int64_t)width, (const char *)together + (size_t)j * width, width);
 }
 
 #endif

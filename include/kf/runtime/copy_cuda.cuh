@@ -6,7 +6,7 @@
 #include "kf/runtime/device_cuda.cuh"
 #include "kf/runtime/pair.h"
 
-// Rows of elements side by side, of one dtype, is what CUDA itself copies.
+// Rows of elements side by side, of one dtype, is what CUDA itself copies; other ways of lying are a kernel's, on one GPU.
 static kf_result_t kfi_rt_copy_cuda(const char *function, const kf_tensor_t *to, const kf_tensor_t *from, const kfi_rt_pair *p,
                                     const kf_stream_t *stream)
 {
@@ -15,11 +15,16 @@ static kf_result_t kfi_rt_copy_cuda(const char *function, const kf_tensor_t *to,
     if (to->dtype != from->dtype)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from", "has dtype %d, expected that of to, %d, where one of them is on a GPU",
                            from->dtype, to->dtype);
-    if (p->ndim > 2 || !side_by_side || (rows && p->from[0] < p->size[1]))
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from",
-                           "is %s with strides %s, expected rows of elements side by side where one is on a GPU",
-                           kfi_rt_list(from->shape, from->ndim).text, kfi_rt_list(from->strides, from->ndim).text);
     kf_context_t *const ctx = to->object.ctx->device->type == KF_DEVICE_CUDA ? to->object.ctx : from->object.ctx;
+    const bool by_cuda = p->ndim <= 2 && side_by_side && !(rows && p->from[0] < p->size[1]);
+    if (!by_cuda && to->object.ctx == from->object.ctx) {
+        const kf_result_t moved = ctx->device->move(function, ctx, to->data, from->data, p, kfi_rt_width(to->dtype), stream);
+        return moved == KF_SUCCESS && ctx->debug ? ctx->device->synchronize(function, ctx, stream) : moved;
+    }
+    if (!by_cuda)
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from",
+                           "is %s with strides %s, expected rows of elements side by side from one device to another",
+                           kfi_rt_list(from->shape, from->ndim).text, kfi_rt_list(from->strides, from->ndim).text);
     const kfi_rt_current current(ctx);
     const cudaStream_t native = kfi_rt_native(stream);
     const size_t width = kfi_rt_width(to->dtype), row = (size_t)p->size[in] * width;

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kf/runtime/state.h"
+#include "kf/runtime/move.h"
 
 /* ---- memory */
 
@@ -136,10 +136,22 @@ static kf_result_t kfi_rt_cpu_elapsed(const char *function, const kf_event_t *be
 }
 static kf_result_t kfi_rt_cpu_event_wait(const char *function, const kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
 
-static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,          kfi_rt_cpu_open,     kfi_rt_cpu_close,      kfi_rt_cpu_info,
-                                         kfi_rt_cpu_round,       kfi_rt_cpu_allocate, kfi_rt_cpu_release,    kfi_rt_cpu_clear,
-                                         kfi_rt_cpu_count,       kfi_rt_cpu_free,     kfi_rt_cpu_stream,     kfi_rt_cpu_stream_destroy,
-                                         kfi_rt_cpu_synchronize, kfi_rt_cpu_wait,     kfi_rt_cpu_event,      kfi_rt_cpu_event_destroy,
-                                         kfi_rt_cpu_record,      kfi_rt_cpu_query,    kfi_rt_cpu_event_wait, kfi_rt_cpu_elapsed};
+static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx, char *to, const char *from, const kfi_rt_pair *p,
+                                   size_t width, const kf_stream_t *stream)
+{
+    const int dtype = width == 1 ? KF_U8 : width == 2 ? KF_F16 : width == 4 ? KF_F32 : KF_F64; /* one of that width */
+    (void)function, (void)ctx, (void)stream;
+    kfi_rt_copy_host(to, dtype, from, dtype, p);
+    return KF_SUCCESS;
+}
+static int kfi_rt_cpu_make_current(const kf_context_t *ctx) { return (void)ctx, 0; }
+static void kfi_rt_cpu_restore(int before) { (void)before; }
+
+static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,           kfi_rt_cpu_open,       kfi_rt_cpu_close,          kfi_rt_cpu_info,
+                                         kfi_rt_cpu_make_current, kfi_rt_cpu_restore,    kfi_rt_cpu_round,          kfi_rt_cpu_allocate,
+                                         kfi_rt_cpu_release,      kfi_rt_cpu_clear,      kfi_rt_cpu_count,          kfi_rt_cpu_free,
+                                         kfi_rt_cpu_move,         kfi_rt_cpu_stream,     kfi_rt_cpu_stream_destroy, kfi_rt_cpu_synchronize,
+                                         kfi_rt_cpu_wait,         kfi_rt_cpu_event,      kfi_rt_cpu_event_destroy,  kfi_rt_cpu_record,
+                                         kfi_rt_cpu_query,        kfi_rt_cpu_event_wait, kfi_rt_cpu_elapsed};
 
 #endif

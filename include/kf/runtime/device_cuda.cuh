@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "kf/runtime/state.h"
+#include "kf/runtime/move.h"
 
 static kf_result_t kfi_rt_cuda_status(const char *function, const char *call, cudaError_t status)
 {
@@ -16,18 +16,20 @@ static kf_result_t kfi_rt_cuda_status(const char *function, const char *call, cu
                                    : KF_ERROR_CUDA;
     return kfi_rt_fail(result, function, call, "failed: CUDA error %d (%s)", (int)status, cudaGetErrorString(status));
 }
+static int kfi_rt_cuda_make_current(const kf_context_t *ctx)
+{
+    int before = 0;
+    return cudaGetDevice(&before) == cudaSuccess && before != ctx->id && cudaSetDevice(ctx->id) == cudaSuccess ? before : -1;
+}
+static void kfi_rt_cuda_restore(int before)
+{
+    if (before >= 0) (void)cudaSetDevice(before);
+}
 // The context's device is the current one from here to the end of the block; then again the one that was.
 struct kfi_rt_current {
     int before;
-    bool changed;
-    explicit kfi_rt_current(const kf_context_t *ctx) : before(0), changed(false)
-    {
-        if (cudaGetDevice(&before) == cudaSuccess && before != ctx->id) changed = cudaSetDevice(ctx->id) == cudaSuccess;
-    }
-    ~kfi_rt_current()
-    {
-        if (changed) (void)cudaSetDevice(before);
-    }
+    explicit kfi_rt_current(const kf_context_t *ctx) : before(kfi_rt_cuda_make_current(ctx)) {}
+    ~kfi_rt_current() { kfi_rt_cuda_restore(before); }
 };
 static cudaStream_t kfi_rt_native(const kf_stream_t *stream) { return stream ? stream->native : nullptr; }
 
@@ -115,6 +117,8 @@ static kf_result_t kfi_rt_cuda_info(const char *function, const kf_context_t *ct
     return KF_SUCCESS;
 }
 
+#include "kf/runtime/move_cuda.cuh"
+
 // ---- streams and events
 
 static kf_result_t kfi_rt_cuda_stream(const char *function, kf_stream_t *stream, const kf_stream_config_t *config)
@@ -183,10 +187,11 @@ static kf_result_t kfi_rt_cuda_elapsed(const char *function, const kf_event_t *b
     return kfi_rt_cuda_status(function, "cudaEventElapsedTime", status);
 }
 
-static const kfi_rt_device kfi_rt_cuda = {KF_DEVICE_CUDA,          kfi_rt_cuda_open,     kfi_rt_cuda_close,      kfi_rt_cuda_info,
-                                          kfi_rt_cuda_round,       kfi_rt_cuda_allocate, kfi_rt_cuda_release,    kfi_rt_cuda_clear,
-                                          kfi_rt_cuda_count,       kfi_rt_cuda_free,     kfi_rt_cuda_stream,     kfi_rt_cuda_stream_destroy,
-                                          kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,     kfi_rt_cuda_event,      kfi_rt_cuda_event_destroy,
-                                          kfi_rt_cuda_record,      kfi_rt_cuda_query,    kfi_rt_cuda_event_wait, kfi_rt_cuda_elapsed};
+static const kfi_rt_device kfi_rt_cuda = {
+    KF_DEVICE_CUDA,          kfi_rt_cuda_open,       kfi_rt_cuda_close,    kfi_rt_cuda_info,          kfi_rt_cuda_make_current,
+    kfi_rt_cuda_restore,     kfi_rt_cuda_round,      kfi_rt_cuda_allocate, kfi_rt_cuda_release,       kfi_rt_cuda_clear,
+    kfi_rt_cuda_count,       kfi_rt_cuda_free,       kfi_rt_cuda_move,     kfi_rt_cuda_stream,        kfi_rt_cuda_stream_destroy,
+    kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,       kfi_rt_cuda_event,    kfi_rt_cuda_event_destroy, kfi_rt_cuda_record,
+    kfi_rt_cuda_query,       kfi_rt_cuda_event_wait, kfi_rt_cuda_elapsed};
 
 #endif

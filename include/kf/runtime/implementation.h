@@ -10,6 +10,9 @@
 /* Tests say KF_RUNTIME_CUDA, over a runtime of their own. */
 #if defined(__CUDACC__) || defined(KF_RUNTIME_CUDA)
 #define KFI_RT_CUDA 1
+#if defined(__CUDACC__) || defined(KF_EMULATE)
+#define KFI_RT_KERNELS 1
+#endif
 #endif
 
 #include "kf/runtime/state.h"
@@ -25,5 +28,6 @@
 #include "kf/runtime/view.h"
 #include "kf/runtime/copy.h"
 #include "kf/runtime/dlpack.h"
+#include "kf/runtime/lookup.h"
 
 #endif

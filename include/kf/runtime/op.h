@@ -11,11 +11,11 @@
 #define KFI_RT_SCALARS 16
 
 /* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers; the struct of strides; scalars; seed and
-   offset; workspace and its bytes. */
+   offset; workspace and its bytes; and a CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
 #define KFI_RT_PARAMETERS                                                                                                                  \
     KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d, KFI_RT_UNUSED const double *s,           \
-        KFI_RT_UNUSED const uint64_t *r, KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b
+        KFI_RT_UNUSED const uint64_t *r, KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b, KFI_RT_UNUSED struct CUstream_st *q
 
 /* What a size is the product of: dimensions of the op's elements, or a number that is no extent of theirs. */
 enum {
@@ -46,17 +46,27 @@ typedef struct {
     const char *name;
     int id, scalars;
     double scalar[4]; /* the defaults */
+    const char *scalar_name[4];
 } kfi_rt_activation;
 typedef struct {
+    kf_result_t (*run)(KFI_RT_PARAMETERS); /* NULL: none on this device */
+    size_t (*space)(const int64_t *n);     /* NULL: no workspace */
+} kfi_rt_launcher;
+typedef struct kfi_rt_op kfi_rt_op;
+struct kf_op_t {
+    const kfi_rt_op *op;
+    const char *launcher;     /* "kf_add_relu_f32" */
     int dtype[2], activation; /* numbers of the op's activations */
-    kf_result_t (*run)(KFI_RT_PARAMETERS);
-    size_t (*space)(const int64_t *n); /* NULL: no workspace */
-} kfi_rt_entry;
-typedef struct {
-    const char *name; /* "kf_fused_add_activation" */
+    kfi_rt_launcher cpu, cuda;
+};
+struct kfi_rt_op {
+    const char *name;                /* "kf_fused_add_activation" */
+    const char *plain;               /* "add", without the place of the activation */
+    const char *const *other_names;  /* as plain, other spellings of it; NULL ends them */
+    const char *const *number_names; /* of integers, then of scalars */
     const kfi_rt_operand *operands;
     const kfi_rt_activation *activations;
-    const kfi_rt_entry *entries; /* those of one pair of dtypes side by side */
+    const kf_op_t *entries; /* those of one pair of dtypes side by side */
     int operand_count, activation_count, entry_count;
     int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];
@@ -67,11 +77,30 @@ typedef struct {
     unsigned char any_order; /* elements are visited one by one, in any order: any strides and broadcasting will do */
     unsigned char dropout, refuses_empty;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
-} kfi_rt_op;
+    unsigned char chooses_axis, chooses_groups;
+};
+
+/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
+#ifdef KFI_RT_KERNELS
+#define KFI_RT_ON_GPU(...) {__VA_ARGS__}
+#else
+#define KFI_RT_ON_GPU(...) {NULL, NULL}
+#endif
+#define KFI_RT_LIST_OP(stem)                                                                                                               \
+    static const kfi_rt_op *const kfi_rt_listed_##stem __attribute__((section("kf_rt_ops"), used)) = &kfi_rt_op_##stem
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern const kfi_rt_op *const __start_kf_rt_ops[] __attribute__((weak, visibility("hidden")));
+extern const kfi_rt_op *const __stop_kf_rt_ops[] __attribute__((weak, visibility("hidden")));
+#ifdef __cplusplus
+}
+#endif
 
 /* A call as its function was given it. */
 typedef struct {
     const kfi_rt_op *op;
+    const kf_op_t *entry; /* the one that it has to be, or NULL */
     kf_context_t *ctx;
     const kf_tensor_t *const *tensors; /* in the order of the operands; NULL: absent */
     const int64_t *integers;
@@ -86,14 +115,14 @@ typedef struct {
 
 /* What comes of it. */
 typedef struct {
-    const kfi_rt_entry *entry;
+    const kf_op_t *entry;
     int activation, axis, ndim; /* ndim: of the elements */
     int64_t shape[KF_MAX_DIMS];
     int64_t n[KFI_RT_SIZES + 4];         /* sizes, then integers */
     int64_t strides[KFI_RT_TENSORS * 3]; /* the struct; `apart`: some field is not 0 */
     double s[KFI_RT_SCALARS];
     void *t[KFI_RT_TENSORS];
-    int apart;
+    int apart, in_blocks; /* in_blocks: tensors lie in ways that no launcher takes */
 } kfi_rt_made;
 
 #endif

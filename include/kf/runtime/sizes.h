@@ -41,13 +41,22 @@ static int kfi_rt_first_dtype(const kfi_rt_call *c, int var)
         if (c->tensors[i] && c->op->operands[i].var == var) return c->tensors[i]->dtype;
     return -1;
 }
-static const kfi_rt_entry *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u)
+static const kf_op_t *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u)
 {
     for (int i = 0; i < op->entry_count; ++i) {
-        const kfi_rt_entry *const e = &op->entries[i];
+        const kf_op_t *const e = &op->entries[i];
         if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u) return e;
     }
     return NULL;
+}
+static int kfi_rt_has_device(const kf_op_t *entry, int device_type)
+{
+    return device_type == KF_DEVICE_CPU ? entry->cpu.run != NULL : device_type == KF_DEVICE_CUDA && entry->cuda.run != NULL;
+}
+static int kfi_rt_wanted_dtype(int var, int t, int u)
+{
+    const int acc = t == KF_F64 ? KF_F64 : KF_F32;
+    return var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var - KFI_RT_FIXED;
 }
 static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 {
@@ -65,9 +74,14 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
                            "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
                            named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
+    if (!kfi_rt_has_device(m->entry, c->ctx->device->type))
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone",
+                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher);
+    if (c->entry && c->entry != m->entry)
+        return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
+                           m->entry->launcher, c->entry->launcher);
     for (int i = 0; i < op->operand_count; ++i) {
-        const int var = op->operands[i].var, acc = t == KF_F64 ? KF_F64 : KF_F32;
-        const int wanted = var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var - KFI_RT_FIXED;
+        const int wanted = kfi_rt_wanted_dtype(op->operands[i].var, t, u);
         if (c->tensors[i] && c->tensors[i]->dtype != wanted)
             return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[i].name, "is %s, expected %s beside %s of %s",
                                kfi_rt_dtype(c->tensors[i]->dtype), kfi_rt_dtype(wanted), op->operands[0].name, kfi_rt_dtype(t));

@@ -9,7 +9,7 @@
 #include "kf/runtime.h"
 
 /* What a handle is of. A destroyed one's number is KFI_RT_DEAD, which only debug mode keeps readable. */
-enum { KFI_RT_DEAD = 0x6b660000, KFI_RT_CONTEXT, KFI_RT_TENSOR, KFI_RT_STREAM, KFI_RT_EVENT };
+enum { KFI_RT_DEAD = 0x6b660000, KFI_RT_CONTEXT, KFI_RT_TENSOR, KFI_RT_STREAM, KFI_RT_EVENT, KFI_RT_PLAN };
 typedef struct kfi_rt_object {
     int kind;
     kf_context_t *ctx;
@@ -73,12 +73,16 @@ struct kf_event_t {
     double at; /* on the CPU: seconds */
 };
 
+struct kfi_rt_pair; /* kf/runtime/move.h */
 /* What a kind of device does. Whoever calls has checked the arguments; `function` is who a message speaks of. */
 struct kfi_rt_device {
     int type;
     kf_result_t (*open)(const char *function, kf_context_t *ctx);
     void (*close)(kf_context_t *ctx);
     kf_result_t (*info)(const char *function, const kf_context_t *ctx, kf_device_info_t *info);
+    /* The device is the thread's current one from make_current to restore, which is given what make_current returned. */
+    int (*make_current)(const kf_context_t *ctx);
+    void (*restore)(int before);
     size_t (*round)(size_t bytes); /* what an allocation takes */
     /* These four with the pool locked. bytes: rounded. */
     kf_result_t (*allocate)(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found);
@@ -86,6 +90,9 @@ struct kfi_rt_device {
     kf_result_t (*clear)(const char *function, kf_context_t *ctx);
     kf_result_t (*count)(const char *function, kf_context_t *ctx); /* sets stats.reserved */
     void (*free_owned)(kf_context_t *ctx, void *ptr);
+    /* Elements of `width` bytes, from one way of lying in the device's memory to another. */
+    kf_result_t (*move)(const char *function, const kf_context_t *ctx, char *to, const char *from, const struct kfi_rt_pair *p,
+                        size_t width, const kf_stream_t *stream);
     kf_result_t (*stream_create)(const char *function, kf_stream_t *stream, const kf_stream_config_t *config);
     void (*stream_destroy)(kf_stream_t *stream);
     kf_result_t (*synchronize)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream); /* NULL: all streams */
@@ -128,8 +135,8 @@ static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const c
 
 static const char *kfi_rt_word(int kind)
 {
-    static const char *const words[] = {"a destroyed handle", "a context", "a tensor", "a stream", "an event"};
-    return kind >= KFI_RT_DEAD && kind <= KFI_RT_EVENT ? words[kind - KFI_RT_DEAD] : "no handle of kf";
+    static const char *const words[] = {"a destroyed handle", "a context", "a tensor", "a stream", "an event", "a plan"};
+    return kind >= KFI_RT_DEAD && kind <= KFI_RT_PLAN ? words[kind - KFI_RT_DEAD] : "no handle of kf";
 }
 /* That a handle is of an object of this kind that lives. */
 static kf_result_t kfi_rt_check(const char *function, const char *argument, const kfi_rt_object *object, int kind)

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/launch.h: a launcher on the device of a call's context. */
+#ifndef KF_RUNTIME_LAUNCH_H
+#define KF_RUNTIME_LAUNCH_H
+
+#include "kf/runtime/sizes.h"
+
+static const kfi_rt_launcher *kfi_rt_launcher_of(const kf_op_t *entry, int device_type)
+{
+    return device_type == KF_DEVICE_CPU ? &entry->cpu : &entry->cuda;
+}
+static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, void *const *t, const int64_t *strides, void *room,
+                                 size_t bytes)
+{
+    kf_context_t *const ctx = c->ctx;
+    const int before = ctx->device->make_current(ctx);
+    kf_result_t result = kfi_rt_launcher_of(m->entry, ctx->device->type)
+                             ->run(t, m->n, strides, m->s, c->rng, room, bytes, c->stream ? c->stream->native : NULL);
+    if (result == KF_SUCCESS && ctx->debug) result = ctx->device->synchronize(c->op->name, ctx, c->stream);
+    ctx->device->restore(before);
+    return result;
+}
+/* A call whose tensors are as the launcher takes them. */
+static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
+    const size_t bytes = launcher->space ? launcher->space(m->n) : 0;
+    void *const room = bytes ? kf_pool_allocate(c->ctx, bytes, c->stream) : NULL;
+    if (bytes && !room) return KF_ERROR_OUT_OF_MEMORY;
+    const kf_result_t result = kfi_rt_launch(c, m, m->t, m->apart ? m->strides : NULL, room, bytes);
+    if (room) (void)kf_pool_deallocate(c->ctx, room, c->stream);
+    return result;
+}
+
+#endif

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/runtime/move_cuda.cuh: elements from one way of lying in a GPU's memory to another. Part of kf/runtime/device_cuda.cuh.
+#ifndef KF_RUNTIME_MOVE_CUDA_CUH
+#define KF_RUNTIME_MOVE_CUDA_CUH
+
+#ifdef KFI_RT_KERNELS
+#include "kf/core/map.cuh"
+
+#define KFI_RT_MOVE_THREADS 256
+#define KFI_RT_MOVE_UNITS 1024 // of a block
+#define KFI_RT_MOVE_TILE 32
+
+#define KFI_RT_MOVE_KERNELS                                                                                                                \
+    KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>), KFI_ADDRESS(kfk_rt_rows<8>),                    \
+        KFI_ADDRESS(kfk_rt_rows<16>), KFI_ADDRESS(kfk_rt_turn<1>), KFI_ADDRESS(kfk_rt_turn<2>), KFI_ADDRESS(kfk_rt_turn<4>),               \
+        KFI_ADDRESS(kfk_rt_turn<8>)
+
+template <int width> struct kfi_rt_unit;
+template <> struct kfi_rt_unit<1> {
+    typedef unsigned char type;
+};
+template <> struct kfi_rt_unit<2> {
+    typedef unsigned short type;
+};
+template <> struct kfi_rt_unit<4> {
+    typedef unsigned type;
+};
+template <> struct kfi_rt_unit<8> {
+    typedef unsigned long long type;
+};
+template <> struct kfi_rt_unit<16> {
+    typedef uint4 type;
+};
+
+// Outer dimensions, the innermost first: of index i, i % size is along this one.
+struct kfi_rt_outer {
+    int count;
+    kfi_divisor size[KF_MAX_DIMS];
+    kf_i64 to[KF_MAX_DIMS], from[KF_MAX_DIMS];
+};
+#ifdef KFI_DEVICE_PASS
+KFI_DEVICE void kfi_rt_find(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_i64 *from)
+{
+    for (int i = 0; i < o.count; ++i) {
+        const kf_i64 rest = kfi_divide(index, o.size[i]), at = index - rest * (kf_i64)o.size[i].d;
+        *to += at * o.to[i];
+        *from += at * o.from[i];
+        index = rest;
+    }
+}
+#endif
+
+// Rows that both sides go over in one order. Units of `width` bytes: an element, or several that lie side by side in both.
+// A block has 1 << log units of each of KFI_RT_MOVE_UNITS >> log rows.
+struct kfi_rt_rows {
+    kfi_rt_outer outer;
+    kfi_divisor chunks; // blocks of a row
+    kf_i64 rows, cols, to, from;
+    int log;
+};
+template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_rows(char *to, const char *from, const kfi_rt_rows r)
+{
+#ifdef KFI_DEVICE_PASS
+    constexpr int each = KFI_RT_MOVE_UNITS / KFI_RT_MOVE_THREADS;
+    const kf_i64 group = kfi_divide(blockIdx.x, r.chunks), chunk = blockIdx.x - group * (kf_i64)r.chunks.d;
+    typedef typename kfi_rt_unit<width>::type unit_type;
+    unit_type unit[each];
+    char *target[each];
+#pragma unroll
+    for (int k = 0; k < each; ++k) {
+        const int u = (int)threadIdx.x + k * KFI_RT_MOVE_THREADS;
+        const kf_i64 col = (chunk << r.log) + (u & ((1 << r.log) - 1)), row = group * (KFI_RT_MOVE_UNITS >> r.log) + (u >> r.log);
+        kf_i64 to_at = col * r.to, from_at = col * r.from;
+        const bool is_inside = row < r.rows && col < r.cols;
+        target[k] = nullptr;
+        if (is_inside) {
+            kfi_rt_find(r.outer, row, &to_at, &from_at);
+            target[k] = to + to_at * width;
+            unit[k] = *(const unit_type *)(from + from_at * width);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < each; ++k)
+        if (target[k]) *(unit_type *)target[k] = unit[k];
+#endif
+}
+
+// Planes that one side goes over along `cols` and the other along `rows`: tiles turned in shared memory.
+struct kfi_rt_planes {
+    kfi_rt_outer outer;
+    kfi_divisor across, down; // tiles along cols, along rows
+    kf_i64 rows, cols, to_row, to_col, from_row, from_col;
+};
+// A warp reads along rows and writes along cols.
+template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
+{
+#ifdef KFI_DEVICE_PASS
+    typedef typename kfi_rt_unit<width>::type unit_type;
+    __shared__ unit_type tile[KFI_RT_MOVE_TILE][KFI_RT_MOVE_TILE + 1];
+    const kf_i64 above = kfi_divide(blockIdx.x, p.across), col0 = (blockIdx.x - above * (kf_i64)p.across.d) * KFI_RT_MOVE_TILE;
+    const kf_i64 plane = kfi_divide(above, p.down), row0 = (above - plane * (kf_i64)p.down.d) * KFI_RT_MOVE_TILE;
+    const int lane = (int)threadIdx.x % KFI_RT_MOVE_TILE, first = (int)threadIdx.x / KFI_RT_MOVE_TILE;
+    kf_i64 to_at = 0, from_at = 0;
+    kfi_rt_find(p.outer, plane, &to_at, &from_at);
+#pragma unroll
+    for (int k = first; k < KFI_RT_MOVE_TILE; k += KFI_RT_MOVE_THREADS / KFI_RT_MOVE_TILE) {
+        if (row0 + lane < p.rows && col0 + k < p.cols)
+            tile[lane][k] = *(const unit_type *)(from + (from_at + (row0 + lane) * p.from_row + (col0 + k) * p.from_col) * width);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = first; k < KFI_RT_MOVE_TILE; k += KFI_RT_MOVE_THREADS / KFI_RT_MOVE_TILE) {
+        if (row0 + k < p.rows && col0 + lane < p.cols)
+            *(unit_type *)(to + (to_at + (row0 + k) * p.to_row + (col0 + lane) * p.to_col) * width) = tile[k][lane];
+    }
+#endif
+}
+
+// ---- host
+
+#ifdef KFI_LAUNCHER_NAMES
+static kf_result_t kfi_rt_cuda_move(const char *, const kf_context_t *, char *, const char *, const kfi_rt_pair *, size_t,
+                                    const kf_stream_t *)
+{
+    const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
+    return (void)kernels, KF_SUCCESS;
+}
+#else
+static const kfi_name kfi_rt_move_name = {"kf_tensor_copy", "none"};
+
+// Dimensions of a pair but two, as the kernels count them; the number of their indices.
+static kf_i64 kfi_rt_outer_of(const kfi_rt_pair *p, int but, int but_too, kfi_rt_outer *o)
+{
+    kf_i64 count = 1;
+    o->count = 0;
+    for (int i = p->ndim - 1; i >= 0; --i) {
+        if (i == but || i == but_too) continue;
+        o->size[o->count] = kfi_make_divisor(p->size[i]);
+        o->to[o->count] = p->to[i], o->from[o->count] = p->from[i];
+        ++o->count;
+        count *= p->size[i];
+    }
+    return count;
+}
+static int kfi_rt_log(int n)
+{
+    int log = 0;
+    while (1 << log < n) ++log;
+    return log;
+}
+static kf_result_t kfi_rt_move_launch(const void *kernel, kf_i64 blocks, void **args, const kf_stream_t *stream)
+{
+    if (blocks > 0x7fffffff)
+        return kfi_fail(KF_ERROR_INVALID_SIZE, &kfi_rt_move_name, "to", "takes %lld blocks, expected at most 2147483647",
+                        (long long)blocks);
+    return kfi_launch(&kfi_rt_move_name, kernel, dim3((unsigned)blocks), KFI_RT_MOVE_THREADS, args, kfi_rt_native(stream), false);
+}
+// As many elements to a unit as lie side by side, in all that both sides are made of.
+static int kfi_rt_unit_of(const char *to, const char *from, const kfi_rt_pair *p, size_t width)
+{
+    const int in = p->ndim - 1;
+    int unit = (int)width;
+    if (p->to[in] != 1 || p->from[in] != 1) return unit;
+    for (; unit < 16; unit *= 2) {
+        const kf_i64 wanted = 2 * unit, bytes = (kf_i64)width;
+        bool fits = (uintptr_t)to % (uintptr_t)wanted == 0 && (uintptr_t)from % (uintptr_t)wanted == 0 && p->size[in] * bytes % wanted == 0;
+        for (int i = 0; i < in; ++i) fits = fits && p->to[i] * bytes % wanted == 0 && p->from[i] * bytes % wanted == 0;
+        if (!fits) break;
+    }
+    return unit;
+}
+static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pair *given, size_t width, const kf_stream_t *stream)
+{
+    const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
+    kfi_rt_pair p = *given;
+    const int in = p.ndim - 1, unit = kfi_rt_unit_of(to, from, given, width), many = unit / (int)width;
+    for (int i = 0; i < in && many > 1; ++i) p.to[i] /= many, p.from[i] /= many;
+    p.size[in] /= many;
+    kfi_rt_rows r;
+    r.rows = kfi_rt_outer_of(&p, in, in, &r.outer);
+    r.cols = p.size[in], r.to = p.to[in], r.from = p.from[in];
+    r.log = kfi_rt_log((int)kfi_clamp(r.cols, 1, KFI_RT_MOVE_UNITS));
+    const kf_i64 chunks = kfi_ceil(r.cols, (kf_i64)1 << r.log);
+    r.chunks = kfi_make_divisor(chunks);
+    void *args[] = {&to, &from, &r};
+    return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, KFI_RT_MOVE_UNITS >> r.log), args, stream);
+}
+// The dimension along which elements lie nearest to each other, among those of more than a few; that of whole rows where all are alike.
+static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
+{
+    int found = p->ndim - 1;
+    for (int i = p->ndim - 1; i >= 0; --i)
+        if (strides[i] && p->size[i] >= 8 && (!strides[found] || p->size[found] < 8 || strides[i] < strides[found])) found = i;
+    return found;
+}
+static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_pair *p, int along_to, int along_from, size_t width,
+                                      const kf_stream_t *stream)
+{
+    const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
+    kfi_rt_planes q;
+    const kf_i64 planes = kfi_rt_outer_of(p, along_to, along_from, &q.outer);
+    q.rows = p->size[along_from], q.cols = p->size[along_to];
+    q.to_row = p->to[along_from], q.to_col = p->to[along_to], q.from_row = p->from[along_from], q.from_col = p->from[along_to];
+    const kf_i64 across = kfi_ceil(q.cols, KFI_RT_MOVE_TILE), down = kfi_ceil(q.rows, KFI_RT_MOVE_TILE);
+    q.across = kfi_make_divisor(across), q.down = kfi_make_divisor(down);
+    void *args[] = {&to, &from, &q};
+    return kfi_rt_move_launch(kernels[5 + kfi_rt_log((int)width)], planes * across * down, args, stream);
+}
+static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *to, const char *from, const kfi_rt_pair *p,
+                                    size_t width, const kf_stream_t *stream)
+{
+    (void)function;
+    const kfi_rt_current current(ctx);
+    const int along_to = kfi_rt_nearest(p, p->to), along_from = kfi_rt_nearest(p, p->from);
+    return along_to == along_from ? kfi_rt_move_rows(to, from, p, width, stream)
+                                  : kfi_rt_move_planes(to, from, p, along_to, along_from, width, stream);
+}
+#endif
+#else
+// Neither nvcc nor an emulation of kernels compiles this: CUDA's own copies are there, and nothing else.
+static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *, const char *, const kfi_rt_pair *, size_t,
+                                    const kf_stream_t *)
+{
+    (void)ctx;
+    return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from", "takes a kernel, and this file was compiled without any");
+}
+#endif
+
+#endif

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions on a GPU's tensors, and copies from one way of lying to another, with the kernels' own source run by the emulation."""
+
+import ctypes
+
+import cases
+import emulator
+import kflib
+import numpy as np
+import pytest
+import runtime_api
+import runtime_ops
+from runtime_calls import Call, apart
+
+MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum"] if cases.LEVEL == 1 else None,
+                          ["f32"] if cases.LEVEL == 1 else None, ["none", "gelu"] if cases.LEVEL == 1 else None)
+FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
+IDS = [f["name"] for f in FUNCTIONS]
+
+
+@pytest.fixture(scope="session")
+def library(once):
+    return once("functions on tensors, emulated", lambda folder: runtime_ops.compile_emulated(folder, MADE))
+
+
+@pytest.fixture
+def ops(library):
+    return runtime_ops.Ops(library, MADE)
+
+
+@pytest.fixture
+def ctx(ops):
+    found = ops.context(0)
+    yield found
+    assert ops.context_destroy(found) == 0
+
+
+@pytest.fixture(scope="session")
+def launchers():
+    return emulator.build(FUNCTIONS, kflib.ROOT / "build/tests/runtime")
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=IDS)
+def test_the_launchers_bits(ops, ctx, launchers, f):
+    call = Call(launchers, f, ops, ctx)
+    for way in runtime_ops.WAYS:
+        call.same(way=way)
+    if f["form"] == "flat" and f["permutable"]:
+        rng = np.random.default_rng(len(f["name"]))
+        for _ in range(2):
+            call.same({n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
+
+
+def test_a_stream(ops, ctx):
+    """Tensors know what works on them: a stream that was destroyed first."""
+    f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and not f["bwd"])
+    x = np.arange(6, dtype=np.float32)
+    out = np.zeros(6, np.float32)
+    handles = {"a": ops.over(ctx, x, 0), "b": ops.over(ctx, x, 0), "out": ops.over(ctx, out, 0)}
+    stream = ops.stream_create(ctx, None)
+    assert ops.call(ctx, f, handles, 0, {}, stream=stream) == 0, ops.detail
+    ops.destroy(("stream", stream), *(("tensor", h) for h in handles.values()))
+    assert np.array_equal(out, 2 * x)
+
+
+def test_the_cpu_beside_it(ops):
+    """One library has both, and says of each function for which device it is there."""
+    f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and not f["bwd"])
+    info = ops.info(ops.lookup(f, runtime_api.CUDA))
+    assert (info.launcher, info.on_cpu, info.on_cuda) == (b"kf_add_f32", 1, 1)
+    cpu, x, out = ops.context(), np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
+    handles = {"a": ops.over(cpu, x, 0), "b": ops.over(cpu, x, 0), "out": ops.over(cpu, out, 0)}
+    assert ops.call(cpu, f, handles, 0, {}) == 0 and np.array_equal(out, 2 * x)
+    ops.destroy(*(("tensor", h) for h in handles.values()), ("context", cpu))
+
+
+DTYPES = {runtime_api.U8: np.uint8, runtime_api.F16: np.float16, runtime_api.F32: np.float32, runtime_api.F64: np.float64}
+
+
+def drawn(rng, shape, dtype):
+    """An array of that shape that lies in some way: dense, in another order, with steps, with something behind its rows."""
+    x = rng.integers(0, 100, shape).astype(dtype)
+    if len(shape) > 1 and rng.random() < 0.3:
+        room = np.zeros((*shape[:-1], shape[-1] + int(rng.integers(1, 9))), dtype)
+        room[..., :shape[-1]] = x
+        return room[..., :shape[-1]]
+    return x if rng.random() < 0.3 else apart(x, rng)
+
+
+@pytest.mark.parametrize("seed", range(4 if cases.LEVEL == 1 else 200))
+def test_copies(ops, ctx, seed):
+    """From any way of lying to any other, broadcast too: as NumPy copies, and nothing beside them is written."""
+    rng = np.random.default_rng(seed)
+    for _ in range(25 if cases.LEVEL == 1 else 10):
+        dtype = list(DTYPES)[rng.integers(len(DTYPES))]
+        shape = tuple(int(n) for n in rng.integers(1, [70, 70, 9, 5, 3][:rng.integers(1, 6)]))
+        source = drawn(rng, tuple(1 if rng.random() < 0.15 else n for n in shape), DTYPES[dtype])
+        target = drawn(rng, shape, DTYPES[dtype])
+        around = target
+        while around.base is not None:
+            around = around.base
+        wanted = around.copy()
+        at = (target.__array_interface__["data"][0] - around.__array_interface__["data"][0]) // target.itemsize
+        np.lib.stride_tricks.as_strided(wanted.reshape(-1)[at:], target.shape, target.strides)[...] = source
+        to, start = ops.over(ctx, target, dtype), ops.over(ctx, source, dtype)
+        wide = ops.tensor_broadcast_to(start, (ctypes.c_int64 * len(shape))(*shape), len(shape))
+        assert ops.tensor_copy(to, wide, None) == 0, ops.detail
+        assert np.array_equal(around, wanted), (seed, shape, source.strides, target.strides)
+        ops.destroy(*(("tensor", t) for t in (to, start, wide)))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of functions on tensors beside their launchers: the same numbers, and the same bits wherever the tensors lie."""
+
+import cases
+import checks
+import numpy as np
+import runtime_ops
+
+# Of the CPU: of each layout some.
+OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
+       "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax"]
+MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
+                          ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
+FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
+
+
+def of(op, dtype="f32", activation="none", bwd=False):
+    return next(f for f in FUNCTIONS if (f["op"], f["dtypes"][0], f["activation"], f["bwd"]) == (op, dtype, activation, bwd))
+
+
+class Call:
+    """A function's tensors, drawn as the launchers' own tests draw them, and what the launcher makes of them."""
+
+    def __init__(self, launchers, f, ops, ctx):
+        self.f, self.ops, self.ctx = f, ops, ctx
+        self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
+        self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
+        workspace = np.zeros(max(self.layout.workspace, 1), np.uint8)
+        given = self.layout.given(0) | {n: None if a["unread"] else self.arrays[n].ctypes.data for n, a in self.tensors()}
+        given |= {"workspace": workspace.ctypes.data if self.layout.workspace else None}
+        assert launchers.call(f, given) == 0, launchers.detail
+        self.wanted = {n: self.arrays[n].copy() for n, a in self.tensors() if a["role"] != "in"}
+        for n in self.wanted:
+            self.arrays[n][...] = self.layout.data[n].reshape(self.arrays[n].shape)
+
+    def tensors(self):
+        return self.layout.tensors.items()
+
+    def run(self, arrays=None, absent=(), way="function"):
+        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name. way: one of runtime_ops.WAYS."""
+        arrays = {n: np.array(v) for n, v in self.arrays.items()} | (arrays or {})
+        handles = {n: None if n in absent else self.ops.over(self.ctx, arrays[n], runtime_ops.DTYPES[a["dtype"]]) for n, a in self.tensors()}
+        groups = runtime_ops.extents(self.f).get("groups", (None,))[0]
+        code = self.ops.call(self.ctx, self.f, handles, self.ops.ids[self.f["activation"]], self.layout.scalars, self.layout.philox, self.layout.p,
+                             runtime_ops.dim(self.f), groups, way=way)
+        self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
+        return code, {n: arrays[n] for n in self.wanted}
+
+    def same(self, arrays=None, absent=(), way="function"):
+        code, found = self.run(arrays, absent, way)
+        assert code == 0, (self.f["name"], self.ops.detail)
+        for name, array in found.items():
+            if name not in absent:
+                assert np.ascontiguousarray(array).tobytes() == self.wanted[name].tobytes(), (self.f["name"], name)
+
+
+def apart(array, rng):
+    """The same array, whose elements lie apart and in another order."""
+    order = [int(d) for d in rng.permutation(array.ndim)]
+    room = np.zeros([2 * n + 1 for n in np.array(array.shape)[order]], array.dtype)
+    view = room[(*(slice(int(rng.integers(2)), None, 2) for _ in order), ...)][(*(slice(0, n) for n in np.array(array.shape)[order]), ...)]
+    view = view.transpose(np.argsort(order))
+    view[...] = array
+    return view
