@@ -28,9 +28,10 @@ def _structs():
 
 
 def _parameters(kernel, arguments):
-    """With T and U for the element types of the function's name, S for those of its scalars."""
+    """With T, U and I for the element types of the function's name, S for those of its scalars."""
     types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
-    letters = {kernel.dtypes[-1]: "U", kernel.dtypes[0]: "T"}
+    letters = {kernel.index_dtype.word: "I"} if kernel.op.indexed else {}
+    letters |= {kernel.second.word: "U", kernel.dtypes[0]: "T"}
 
     def text(a):
         if a.name in types and a.role in ("in", "out"):

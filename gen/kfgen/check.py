@@ -280,7 +280,7 @@ def _row_op(op, act, failures):
     scalars = op.scalars | act.scalars | query_names(ROWS, ROWS // 2, np)
     inputs = {o.name: rng.standard_normal(SHAPES[o.kind]) for o in op.operands}
     inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
-    inputs |= {o.name: rng.integers(0, COLS, SHAPES[o.kind]).astype(np.float64) for o in op.operands if o.dtype == "i64"}
+    inputs |= {o.name: rng.integers(0, COLS, SHAPES[o.kind]).astype(np.float64) for o in op.operands if o.dtype == "I"}
     inputs |= {o.name: (rng.random(SHAPES[o.kind]) < 0.7).astype(np.float64) for o in op.operands if o.dtype == "u8"}
 
     mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}

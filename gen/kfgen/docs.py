@@ -6,21 +6,28 @@ import re
 
 from kfgen import contract, families, names, paths, render
 
-VARIES = ("T", "U", "acc")
+VARIES = ("T", "U", "I", "acc")
 TITLES = {"map": "Elementwise ops", "row": "Ops over rows", "reduce": "Reductions over an axis"}
 
 
 # ---- an op -------------------------------------------------------------------------------------------------------
 
 def type_words(kernels):
-    """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T and U are the dtypes in the
-    function's name, acc is what sums are made in; else a type that is always the same."""
-    columns = {"T": [k.dtypes[0] for k in kernels], "U": [k.dtypes[-1] for k in kernels], "acc": [k.dtype.acc.word for k in kernels]}
+    """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T, U and I are the dtypes in
+    the function's name, acc is what sums are made in; else a type that is always the same."""
+    columns = {"T": [k.dtypes[0] for k in kernels], "U": [k.second.word for k in kernels], "I": [k.index_dtype.word for k in kernels],
+               "acc": [k.dtype.acc.word for k in kernels]}
     found = {}
     for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):
         own = [(k.inputs + k.outputs)[i].dtype.word for k in kernels]
         found[s.name] = next((word for word, column in columns.items() if own == column), own[0])
     return found
+
+
+def named(k, words):
+    """A function's name on the page, for both backends and all of its dtypes."""
+    words = words + ["I"] if k.op.indexed else words
+    return names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
 
 
 def signature(k, types):
@@ -31,14 +38,13 @@ def signature(k, types):
         varies = types.get(a.name) in VARIES
         arguments.append((f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype) + a.name)
     words = {"pairs": ["T", "U"], "weights": ["T", "U"]}.get(k.op.types, ["T"])
-    name = names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
+    name = named(k, words)
     return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
 
 
 def workspace(k):
     words = ["T", "U"] if k.op.types == "weights" else ["T"]
-    function = names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
-    return f"size_t {names.workspace(function)}({k.size_parameters});"
+    return f"size_t {names.workspace(named(k, words))}({k.size_parameters});"
 
 
 def use(k, stream):

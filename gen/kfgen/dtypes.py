@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
+INDEX = ("i64", "i32")  # of labels: the first one has no word in a function's name
 DTYPES = FLOAT_DTYPES + INT_DTYPES
 
 

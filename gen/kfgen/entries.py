@@ -118,8 +118,8 @@ class Activation:
 class Operand:
     name: str
     kind: str
-    # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "i64" whole numbers, such as labels, "u8" conditions, read
-    # as 0 or 1
+    # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "I" whole numbers, such as labels: functions for i64 and for
+    # i32; "u8" conditions, read as 0 or 1
     dtype: str = "T"
     grad: bool = True
     parts: tuple = ()  # the names of the two halves of a "half" operand
@@ -166,6 +166,11 @@ class Op:
     @property
     def has_act(self):
         return "{act}" in self.pattern
+
+    @property
+    def indexed(self):
+        """Whether it reads whole numbers, of either dtype."""
+        return any(o.dtype == "I" for o in self.operands)
 
     @property
     def values_of_rows(self):

@@ -2,7 +2,7 @@
 """Expands spec entries into kernels: one per op x dtypes x direction, with a launcher for each activation."""
 
 from kfgen import families
-from kfgen.dtypes import DTYPES, FLOAT_DTYPES, INT_DTYPES
+from kfgen.dtypes import DTYPES, FLOAT_DTYPES, INDEX, INT_DTYPES
 
 
 def dtype_tuples(op, dtypes):
@@ -11,7 +11,7 @@ def dtype_tuples(op, dtypes):
     found = [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
     if op.types == "weights" and "f32" in dtypes:
         found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
-    return found
+    return found + [(*d, word) for word in INDEX[1:] for d in found if op.indexed]
 
 
 def kernels(op, dtypes=DTYPES):

@@ -7,7 +7,7 @@ are. What differs by activation is said once for each activation: its scalars, a
 
 import json
 
-from kfgen import manifest, names
+from kfgen import manifest, names, packed
 from kfgen.dtypes import INT_DTYPES
 
 TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides")
@@ -22,7 +22,9 @@ def _call(members):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
             unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
-            found["tensors"].append({k: a[k] for k in TENSOR} | {"nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread})
+            var = a["dtype"] if a["var"] == "I" else a["var"]  # which is one, of all functions here
+            found["tensors"].append({k: a[k] for k in TENSOR} | {
+                "var": var, "nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread})
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
         elif a["role"] in ("integer", "scalar"):
@@ -49,9 +51,8 @@ def table(selection):
     """{"ops": entries, "activations": {name: id and scalars}, "aliases": as in the manifest}."""
     made = manifest.build(selection)
     groups, scalars = {}, {}
-    for f in made["functions"]:
-        if not f["state"]:
-            groups.setdefault(f["op"], []).append(f)
+    for f in packed.functions(made):
+        groups.setdefault(f["op"], []).append(f)
         scalars.setdefault(f["activation"], [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"])
     ops = {op["pattern"]: op for op in made["ops"]}
     return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members) for pattern, members in groups.items()],

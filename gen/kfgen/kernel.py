@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kfgen import contract, limits, names
 from kfgen.activation import bwd_reads_x
-from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES, Dtype
+from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.emit import counts
 from kfgen.entries import SpecError
 
@@ -140,6 +140,8 @@ class Kernel:
     def __init__(self, family, op, dtypes, bwd):
         self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
         self.dtype = DTYPE[dtypes[0]]
+        self.index_dtype = DTYPE[dtypes[-1] if op.indexed and dtypes[-1] in INT_DTYPES else INDEX[0]]
+        self.second = DTYPE[next(d for d in reversed(dtypes) if not (op.indexed and d in INT_DTYPES))]
         self.words = names.dtype_words(dtypes)
         self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
         self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)

@@ -15,7 +15,7 @@ def stem(pattern):
 
 
 def dtype_words(dtypes):
-    """One word per type variable, those equal to the first left out."""
+    """One word per type variable, those equal to the first left out; the last one is that of whole numbers, where they are not i64."""
     return "_".join([dtypes[0]] + [d for d in dtypes[1:] if d != dtypes[0]])
 
 

@@ -87,7 +87,7 @@ def _results(op, act, bwd, env, single):
 
 def _draws(op, rng, rows):
     """(what is said of it, inputs): each operand by itself at each scale, the others near 1; and all of them."""
-    own = [o for o in op.operands if o.dtype not in ("i64", "u8")]
+    own = [o for o in op.operands if o.dtype not in ("I", "u8")]
     for scaled in [[o] for o in own] + ([own] if len(own) > 1 else []):
         for scale in SCALES:
             inputs = {}
@@ -96,7 +96,7 @@ def _draws(op, rng, rows):
                     shape = SHAPES[o.kind] if rows else (ROWS * COLS,)
                     x = rng.uniform(0.5, 1.5, shape) * (scale if o in scaled else rng.choice([-1.0, 1.0], shape))
                     x = np.abs(x) if o.positive else x
-                    x = rng.integers(0, COLS, shape) if o.dtype == "i64" else rng.random(shape) < 0.7 if o.dtype == "u8" else np.float32(x)
+                    x = rng.integers(0, COLS, shape) if o.dtype == "I" else rng.random(shape) < 0.7 if o.dtype == "u8" else np.float32(x)
                     inputs[n] = np.asarray(x, np.float64)
             yield f"{' and '.join(n for o in scaled for n in o.values)} {'is' if len(scaled) == 1 else 'are'} about {scale:g}", inputs
 

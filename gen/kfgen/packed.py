@@ -13,8 +13,9 @@ SCALARS = ("scalar", "act_scalar", "probability")
 
 
 def functions(manifest):
-    """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all."""
-    return [f for f in manifest["functions"] if not f["state"]]
+    """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
+    frameworks have 64 bits."""
+    return [f for f in manifest["functions"] if not f["state"] and all(v["dtype"] == "i64" for v in f["variables"] if v["name"] == "I")]
 
 
 def words(f, typed=False):

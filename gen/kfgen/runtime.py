@@ -9,7 +9,7 @@ from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
         -3: "THIRD", -2: "SECOND", -1: "LAST"}
-VARIABLES = ("T", "U", "acc")
+VARIABLES = ("T", "U", "acc", "I")
 
 
 @dataclass
@@ -108,10 +108,12 @@ class Function:
             "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER", int(self.chooses_axis), int(self.groups)))
 
     def entry(self, f):
-        dtypes = [f["dtypes"][0], f["dtypes"][-1]]
+        known = {v["name"]: v["dtype"] for v in f["variables"]}
+        dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
         both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
         cpu, cuda = (f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}" for name, space in both)
-        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{", ".join(f"KF_{d.upper()}" for d in dtypes)}}}, {self.number(f)}, {{{cpu}}}, '
+        of_tensors, of_name = (", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"]))
+        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, {{{cpu}}}, '
                 f"KFI_RT_ON_GPU({cuda})}}")
 
 

@@ -302,7 +302,7 @@ def _operands(f, scalars, family):
         operand = Operand(name, value["kind"], value.get("dtype", "T"), parts=tuple(parts), absent=absent, **flags)
         if operand.dtype not in ("T", *family.dtypes(operand.kind, operand.grad)):
             fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" and "shared" may be "acc" or "U", a "per_row" with '
-                   'grad = false "i64", a "shared" "u8"')
+                   'grad = false "I", a "shared" "u8"')
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
         if (operand.kind == "half") != (len(operand.parts) == 2):
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')

@@ -155,7 +155,7 @@ typedef struct kf_op_arguments_t {
     uint64_t seed, offset;
     int32_t dim; /* of a reduction */
 } kf_op_arguments_t;
-/* name: of the info, or another spelling of it ("elementwise_add"); dtypes: the first count of a function's ("f32", "bf16_f32"), at most 2;
+/* name: of the info, or another spelling of it ("elementwise_add"); dtypes: those of a function's name ("bf16_f32": two), count 0: any;
    device_type: one that it must be there for, 0: any. NULL: there is none. */
 const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const int *dtypes, int count, int device_type);
 int kf_op_count(void);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C: labels, columns and ignore_index are whole numbers of 64 bits."""
+"""C: labels are whole numbers of 64 or 32 bits, columns and ignore_index of 64."""
 
 import checks
 import kflib
@@ -21,6 +21,14 @@ def test_labels_of_no_column(lib):
 
 def test_the_ignored_label(lib):
     labels.check_ignored(lib)
+
+
+def test_an_ignored_number_that_is_no_label(lib):
+    labels.check_ignored_beyond(lib)
+
+
+def test_both_dtypes_give_the_same(lib):
+    labels.check_same(lib)
 
 
 def test_whole_numbers_of_an_own_op(include, tmp_path):

@@ -66,7 +66,7 @@ def test_signatures(line):
     assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
 
 
-WEIGHTS = "with float32 weights"
+WEIGHTS, LABELS = "with float32 weights", "with labels of 32 bits too"
 # op: (activations, whether none is one, dtypes of the forward, gradients)
 FAMILY = {
     "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
@@ -84,8 +84,8 @@ FAMILY = {
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
     **dict.fromkeys((f"{loss}{word}" for loss in ("mse", "l1", "huber", "bce_with_logits", "kl_div") for word in ("", "_mean", "_sum")),
                     (0, True, 4, True)),
-    **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "cross_entropy_soft", "nll"), (0, True, 4, True)),
-    "cross_entropy_with_grad": (0, True, 4, False),
+    **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
+    "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "amax", "amin", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False)}
 
@@ -99,6 +99,8 @@ def test_every_function_of_the_family(pattern):
     if dtypes == WEIGHTS:
         want |= {names.function(pattern, w, (d, "f32"), b, s) for w in words for d in ("f16", "bf16") for b in (False, bwd)
                  for s in (False, "dropout" in pattern)}
+    if dtypes == LABELS:
+        want |= {names.function(pattern, "none", (d,), b) + "_i32" for d in FLOATS for b in (False, bwd)}
     if dtypes == 6:
         want |= {names.function(pattern, w, (d,)) for w in ("none", "relu") for d in INTS}
     assert {f["name"] for f in MANIFEST["functions"] if f["op"] == pattern} == want
@@ -167,7 +169,7 @@ zzp = "per_row"
 [op."rows_of_{act}"]
 family = "row"
 brief = "gradients over rows, picked values"
-operands = { zza = "elem", zzb = "elem", zzr = { kind = "row", absent = 1 }, zzi = { kind = "per_row", dtype = "i64", grad = false } }
+operands = { zza = "elem", zzb = "elem", zzr = { kind = "row", absent = 1 }, zzi = { kind = "per_row", dtype = "I", grad = false } }
 saved = { zzl = "sum(zza)" }
 expr = "act(zza * zzr + zzb - zzl * max(zza)) * pick(zza, zzi)"
 ref = "act(zza * zzr + zzb - sum(zza) * max(zza)) * sum(np.where(column == zzi, zza, 0))"

@@ -23,7 +23,7 @@ def op(name="plus_{act}", **change):
     return entry("op", f'"{name}"', OP, change)
 
 
-COLUMN = '{ kind = "per_row", dtype = "i64", grad = false }'
+COLUMN = '{ kind = "per_row", dtype = "I", grad = false }'
 KEPT = '{ x = "elem", k = { kind = "per_row", dtype = "acc", grad = false } }'
 
 
@@ -194,9 +194,9 @@ CASES = {
     "a row of nothing": (row(operands='{ x = "per_row" }'), "op.share", "operands", "shape of the result", 'make at least one of them "elem"'),
     "absent elem": (row(operands='{ x = { kind = "elem", absent = 1 } }'), "op.share", "operands",
                     "x has absent = 1", 'a "row", a "per_row", a "channel", a "group" or a "shared" of an op over rows'),
-    "whole numbers with a gradient": (weight('{ kind = "per_row", dtype = "i64" }'), "op.share", "operands", "dtype 'i64'", "grad = false"),
-    "whole numbers of an elem": (row(operands='{ x = { kind = "elem", dtype = "i64", grad = false } }'), "op.share", "operands",
-                                 "dtype 'i64'", "per_row"),
+    "whole numbers with a gradient": (weight('{ kind = "per_row", dtype = "I" }'), "op.share", "operands", "dtype 'I'", "grad = false"),
+    "whole numbers of an elem": (row(operands='{ x = { kind = "elem", dtype = "I", grad = false } }'), "op.share", "operands",
+                                 "dtype 'I'", "per_row"),
     "absent elsewhere": (op(operands='{ a = "elem", b = { kind = "row", absent = 1 } }'), "op.plus_{act}", "operands", "absent = 1", "over rows"),
     "absent of a word": (weight('{ kind = "row", absent = "1" }'), "op.share", "operands", "absent = '1'", "absent = 1"),
     "absent of true": (weight('{ kind = "row", absent = true }'), "op.share", "operands", "absent = True", "absent = 1"),
@@ -226,7 +226,7 @@ CASES = {
        for text, said in (("pick(x)", "`pick` with 1 arguments, it takes 2"), *(
            (f"pick({of})", "`pick` of something else than an operand") for of in ("x, x", "x * x, label", "r, label", "x, label + 1")))},
     "pick of a broken column": (row(expr='"pick(x, r) / sum(x)"', operands='{ x = "elem", r = "per_row" }'), "op.share", "operands",
-                                "`r` is the number of a column", 'give `r` dtype = "i64"'),
+                                "`r` is the number of a column", 'give `r` dtype = "I"'),
     "nothing reduced": (row(expr='"x * 2"'), "op.share", "expr", "reduces nothing over a row", 'leave out family = "row"'),
     "a result of no tensor": (row(expr=None, ref=None, outputs='{ y = "x / sum(x)", z = "2" }', refs='{ y = "x / sum(x)", z = "2" }'), "op.share",
                               "expr", "`z` reads no tensor", "the operands"),

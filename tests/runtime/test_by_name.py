@@ -41,8 +41,8 @@ def test_wrong_names(ops):
             ((b"add", 999, at, 1, 0), "ERROR_UNSUPPORTED", "activation is 999, which add does not have"),
             ((b"add", 0, at, 2, 0), "ERROR_DTYPE", "dtypes are f32, f64, which add does not have"),
             ((b"add", 0, at, 1, 2), "ERROR_DTYPE", "dtypes are f32"),  # on a GPU
-            ((b"add", 0, at, 3, 0), "ERROR_INVALID_VALUE", "dtypes are 3"),
-            ((b"add", 0, None, 1, 0), "ERROR_INVALID_VALUE", "expected 1 or 2")]:
+            ((b"add", 0, at, 4, 0), "ERROR_INVALID_VALUE", "dtypes are 4"),
+            ((b"add", 0, None, 1, 0), "ERROR_INVALID_VALUE", "expected 1 to 3")]:
         assert ops.fails(ops.op_lookup(*call), code, word)
     for index in (-1, ops.op_count()):
         assert ops.fails(ops.op_at(index), "ERROR_INVALID_VALUE", f"kf_op_at: index is {index}, expected 0 to {ops.op_count() - 1}")

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses whose labels are the numbers of columns: whole numbers of 64 bits, of which some are of no column."""
+"""Losses whose labels are the numbers of columns: whole numbers of 64 or 32 bits, of which some are of no column."""
 
 import kflib
 import numpy as np
+import storage
 
 OPS = ("cross_entropy", "cross_entropy_with_grad", "nll", "cross_entropy_weighted")
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] in OPS and f["dtypes"] == ["f32"]]
-assert {f["op"] for f in FUNCTIONS} == set(OPS)
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] in OPS and f["dtypes"] in (["f32"], ["f32", "i32"])]
+assert all({f["op"] for f in FUNCTIONS if len(f["dtypes"]) == n} == set(OPS) for n in (1, 2))
 # Whole numbers in comparisons of every shape, and as numbers among floats.
 OWN = """
 [op.windowed]
 family = "row"
 brief = "the elements of a window, the row's sum beside it"
-operands = { x = "elem", label = { kind = "per_row", dtype = "i64", grad = false } }
+operands = { x = "elem", label = { kind = "per_row", dtype = "I", grad = false } }
 scalars = { reach = { kind = "int", value = 3 }, factor = 0.5 }
 expr = '''
 s = sum(x); t = where(column - 1 <= label + reach or label == reach, x * factor, s)
@@ -21,7 +22,13 @@ ref = '''
 (np.where((column - 1 <= label + reach) | (label == reach), x * factor, sum(x))
     + np.where(count - reach > column, column / 4, reach * factor))'''
 """
-BEYOND = (-1, -(2**62), -(2**63), 2**62, 2**63 - 1, 2**32, -(2**32) + 1)  # and the number of columns
+BEYOND = {"i64": (-1, -(2**62), -(2**63), 2**62, 2**63 - 1, 2**32, -(2**32) + 1),  # and the number of columns
+          "i32": (-1, -(2**30), -(2**31), 2**30, 2**31 - 1, 2**16, -(2**16) + 1)}
+
+
+def dtype_of(f):
+    """Of its labels."""
+    return next(v["dtype"] for v in f["variables"] if v["name"] == "I")
 
 
 def call(lib, f, x, labels, ignored):
@@ -32,7 +39,7 @@ def call(lib, f, x, labels, ignored):
         if "kind" not in a:
             continue
         shape = {"elem": (rows, cols), "row": (cols,), "per_row": (rows,)}[a["kind"]]
-        array = {"x": x, "label": np.asarray(labels, np.int64)}.get(a["name"])
+        array = {"x": x, "label": np.asarray(labels, storage.STORAGE[dtype_of(f)])}.get(a["name"])
         if a["name"] == "lse" and a["role"] == "in":
             array = np.log(np.exp(x.astype(np.float64)).sum(-1)).astype(np.float32)
         if array is None:
@@ -46,10 +53,10 @@ def call(lib, f, x, labels, ignored):
 
 def check_beyond(lib):
     """A label of no column: the loss is NaN, and nothing is contributed to the gradient. Its neighbours are as they would be."""
-    x = np.random.default_rng(1).standard_normal((len(BEYOND) + 3, 40)).astype(np.float32)
-    labels = [5, *BEYOND, 40, 7]
-    inside = np.array([0, len(labels) - 1])
     for f in FUNCTIONS:
+        labels = [5, *BEYOND[dtype_of(f)], 40, 7]
+        x = np.random.default_rng(1).standard_normal((len(labels), 40)).astype(np.float32)
+        inside = np.array([0, len(labels) - 1])
         found, alone = call(lib, f, x, labels, -100), call(lib, f, x[inside], np.array(labels)[inside], -100)
         for name, array in found.items():
             outside = np.delete(array, inside, 0)
@@ -61,9 +68,26 @@ def check_ignored(lib):
     """The label that is ignored is one number, beside which others are that float32 does not tell apart."""
     x = np.random.default_rng(2).standard_normal((4, 40)).astype(np.float32)
     for f in FUNCTIONS:
-        for ignored in (2**24, -(2**53) - 1, 2**62 + 1):
+        for ignored in (2**24, -(2**53) - 1, 2**62 + 1) if dtype_of(f) == "i64" else (2**24, -(2**30) - 1):
             found = call(lib, f, x, [ignored + 1, ignored, ignored - 1, 3], ignored)
             if "loss" in found:
                 assert np.isnan(found["loss"][[0, 2]]).all() and found["loss"][1] == 0 and found["loss"][3] != 0, (f["name"], ignored)
             for name in {"dx"} & set(found):
                 assert (found[name][:3] == 0).all() and (found[name][3] != 0).any(), (f["name"], ignored)
+
+
+def check_ignored_beyond(lib):
+    """A number of 64 bits that no label of 32 is equal to, although their low halves are: nothing is ignored."""
+    x = np.random.default_rng(3).standard_normal((2, 40)).astype(np.float32)
+    for f in FUNCTIONS:
+        found, plain = (call(lib, f, x, [3, 39], ignored) for ignored in (2**32 + 3, -100))
+        assert all(found[name].tobytes() == plain[name].tobytes() for name in plain), f["name"]
+
+
+def check_same(lib):
+    """Labels of 32 bits give the bits that those of 64 give."""
+    x = np.random.default_rng(4).standard_normal((6, 40)).astype(np.float32)
+    for op in OPS:
+        for bwd in (False, True):
+            pair = [call(lib, f, x, [0, 39, -100, 17, 40, -1], -100) for f in FUNCTIONS if f["op"] == op and f["bwd"] is bwd]
+            assert len(pair) in (0, 2) and all(pair[0][name].tobytes() == pair[1][name].tobytes() for name in (pair[0] if pair else ())), (op, bwd)

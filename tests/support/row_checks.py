@@ -39,9 +39,10 @@ def draw(rng, call, a, values):
         return mask(rng, storage.shape_of(call.f, call.sizes, a), a["dtype"])
     rows, cols = extent(call)
     shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[3:4]}.get(a["kind"], (rows,))
-    if a["dtype"] == "i64":  # labels, of which some are ignored, and some of no column
+    if a["var"] == "I":  # labels, of which some are ignored, and some of no column
+        far = 2**40 if a["dtype"] == "i64" else 2**30
         found = np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
-        return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, 2**40, -(2**40)], shape), found)
+        return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, far, -far], shape), found).astype(storage.STORAGE[a["dtype"]])
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
     if a["kind"] == "elem" and any("prod(" in text for text in call.kernel.op.outputs.values()):  # near 1: the product keeps its range
         sizes = np.exp2(rng.standard_normal(shape) * min(1.0, 60.0 / max(cols, 1))) * rng.choice([-1.0, 1.0], shape)

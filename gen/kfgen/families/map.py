@@ -4,7 +4,6 @@
 import functools
 
 from kfgen import derive, limits
-from kfgen.dtypes import DTYPE
 from kfgen.expr import KEEP, Graph, gradient, substitute
 from kfgen.families.family import Family, one_broadcast
 from kfgen.families.map_c import MapC
@@ -40,10 +39,10 @@ class MapKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
-        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc}
+        dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc}
         self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in WEIGHTS else "input", o.dtype, o.values)
                          for o in op.operands]
-        out_dtype, out_var = DTYPE[self.dtypes[-1]], "U" if len(self.dtypes) > 1 else "T"
+        out_dtype, out_var = self.second, "U" if len(self.dtypes) > 1 else "T"
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node]) for name, node in outs.items()]

@@ -32,7 +32,7 @@ class RowsKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
-        dtype_of = {"T": self.dtype, "U": DTYPE[self.dtypes[-1]], "acc": self.dtype.acc, "i64": DTYPE["i64"], "u8": DTYPE["u8"]}
+        dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc, "I": self.index_dtype, "u8": DTYPE["u8"]}
         saved = {name: env[name] for name in op.saved}
         asked = [op.layout] if op.layout else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
         self.layout = next(iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows")
@@ -160,11 +160,11 @@ class RowsKernel(Kernel):
 
     def value_type(self, s):
         """In which a row's value is held: whole numbers are themselves."""
-        return "kf_i64" if s.dtype.word == "i64" else self.compute
+        return "kf_i64" if s.var == "I" else self.compute
 
     def value_env(self, spelled):
         """{value of a row: how it is read as a number}. spelled: as it is held, with {} for its name."""
-        return {s.name: f"(({self.compute}){text})" if s.dtype.word == "i64" else text
+        return {s.name: f"(({self.compute}){text})" if s.var == "I" else text
                 for s, text in ((s, spelled.format(s.name)) for s in self.values)}
 
     @property
@@ -198,8 +198,8 @@ class OverRows(Family):
             raise wrong(op, "types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out")
         columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
         self.check_rows(op, bool(columns))
-        for name in sorted(columns & {o.name for o in op.operands if o.dtype != "i64"}):
-            fix = f'give `{name}` dtype = "i64", grad = false'
+        for name in sorted(columns & {o.name for o in op.operands if o.dtype != "I"}):
+            fix = f'give `{name}` dtype = "I", grad = false'
             raise wrong(op, "operands", f"`{name}` is the number of a column, which pick() needs as a whole number", fix)
         for name in op.values_of_rows:
             if graph.level(env[name]) != ROW:

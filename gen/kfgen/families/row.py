@@ -71,7 +71,7 @@ class Row(OverRows):
 
     def dtypes(self, kind, grad):
         found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))
-        return found + ({"per_row": ("i64",), "shared": ("u8",)}.get(kind, ()) if not grad else ())
+        return found + ({"per_row": ("I",), "shared": ("u8",)}.get(kind, ()) if not grad else ())
 
     def absent(self, kind):
         return kind != "elem"

@@ -14,9 +14,9 @@ static int kfi_rt_is_named(const kfi_rt_op *op, const char *name)
 }
 static int kfi_rt_has_dtypes(const kf_op_t *entry, const int *dtypes, int count)
 {
-    int same = 1;
-    for (int i = 0; i < count && same; ++i) same = entry->dtype[i] == dtypes[i];
-    return same && (count > 1 || entry->dtype[1] == entry->dtype[0] || !count);
+    int same = !count || count == entry->word_count;
+    for (int i = 0; i < count && same; ++i) same = entry->word[i] == dtypes[i];
+    return same;
 }
 static kf_result_t kfi_rt_check_op(const char *function, const kf_op_t *op)
 {
@@ -75,8 +75,8 @@ const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const 
 {
     const char *const function = "kf_op_lookup";
     if (!name) return KFI_RT_NULL(const kf_op_t, KF_ERROR_NULL_POINTER, function, "name", "is NULL, expected that of an op");
-    if (count < 0 || count > 2 || (count && !dtypes))
-        return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, function, "dtypes", "are %d at %p, expected 1 or 2", count,
+    if (count < 0 || count > 3 || (count && !dtypes))
+        return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, function, "dtypes", "are %d at %p, expected 1 to 3", count,
                            (const void *)dtypes);
     int named = 0, with_activation = 0;
     for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op) {
@@ -116,7 +116,7 @@ kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info)
     for (int i = 0; i < of->operand_count; ++i) {
         const kfi_rt_operand *const o = &of->operands[i];
         info->tensors[i].name = o->name;
-        info->tensors[i].dtype = kfi_rt_wanted_dtype(o->var, op->dtype[0], op->dtype[1]);
+        info->tensors[i].dtype = kfi_rt_wanted_dtype(o->var, op->dtype[0], op->dtype[1], op->dtype[2]);
         info->tensors[i].is_output = o->is_out;
         info->tensors[i].is_required = o->is_required && kfi_rt_is_read(o, op->activation);
     }

@@ -31,8 +31,8 @@ enum {
     KFI_RT_LAST
 };
 enum { KFI_RT_NEVER, KFI_RT_ALONE, KFI_RT_ALWAYS }; /* alone: if nothing lies behind it */
-/* Whose dtype a tensor has: of two of the op, of its sums, or from KFI_RT_FIXED on always the same. */
-enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_FIXED };
+/* Whose dtype a tensor has: of two of the op, of its sums, of its whole numbers, or from KFI_RT_FIXED on always the same. */
+enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 
 typedef struct {
     const char *name;
@@ -55,8 +55,10 @@ typedef struct {
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {
     const kfi_rt_op *op;
-    const char *launcher;     /* "kf_add_relu_f32" */
-    int dtype[2], activation; /* numbers of the op's activations */
+    const char *launcher;    /* "kf_add_relu_f32" */
+    int dtype[3];            /* of T, U, I */
+    int word_count, word[3]; /* the dtypes of its name */
+    int activation;          /* a number of the op's activations */
     kfi_rt_launcher cpu, cuda;
 };
 struct kfi_rt_op {
@@ -66,7 +68,7 @@ struct kfi_rt_op {
     const char *const *number_names; /* of integers, then of scalars */
     const kfi_rt_operand *operands;
     const kfi_rt_activation *activations;
-    const kf_op_t *entries; /* those of one pair of dtypes side by side */
+    const kf_op_t *entries; /* those of the same dtypes side by side */
     int operand_count, activation_count, entry_count;
     int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];

@@ -41,11 +41,11 @@ static int kfi_rt_first_dtype(const kfi_rt_call *c, int var)
         if (c->tensors[i] && c->op->operands[i].var == var) return c->tensors[i]->dtype;
     return -1;
 }
-static const kf_op_t *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u)
+static const kf_op_t *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u, int index)
 {
     for (int i = 0; i < op->entry_count; ++i) {
         const kf_op_t *const e = &op->entries[i];
-        if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u) return e;
+        if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u && (e->dtype[2] == index || index < 0)) return e;
     }
     return NULL;
 }
@@ -53,10 +53,10 @@ static int kfi_rt_has_device(const kf_op_t *entry, int device_type)
 {
     return device_type == KF_DEVICE_CPU ? entry->cpu.run != NULL : device_type == KF_DEVICE_CUDA && entry->cuda.run != NULL;
 }
-static int kfi_rt_wanted_dtype(int var, int t, int u)
+static int kfi_rt_wanted_dtype(int var, int t, int u, int index)
 {
     const int acc = t == KF_F64 ? KF_F64 : KF_F32;
-    return var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var - KFI_RT_FIXED;
+    return var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var == KFI_RT_I ? index : var - KFI_RT_FIXED;
 }
 static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 {
@@ -69,7 +69,8 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
     const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
-    m->entry = kfi_rt_find_entry(op, m->activation, t, u);
+    const int whole = kfi_rt_first_dtype(c, KFI_RT_I), index = whole < 0 || whole == KF_I32 ? whole : KF_I64;
+    m->entry = kfi_rt_find_entry(op, m->activation, t, u, index);
     if (!m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
                            "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
@@ -81,7 +82,7 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
                            m->entry->launcher, c->entry->launcher);
     for (int i = 0; i < op->operand_count; ++i) {
-        const int wanted = kfi_rt_wanted_dtype(op->operands[i].var, t, u);
+        const int wanted = kfi_rt_wanted_dtype(op->operands[i].var, t, u, index);
         if (c->tensors[i] && c->tensors[i]->dtype != wanted)
             return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[i].name, "is %s, expected %s beside %s of %s",
                                kfi_rt_dtype(c->tensors[i]->dtype), kfi_rt_dtype(wanted), op->operands[0].name, kfi_rt_dtype(t));
