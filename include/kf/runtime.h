@@ -97,7 +97,7 @@ kf_tensor_t *kf_tensor_permute(kf_tensor_t *tensor, const int *dims, int count);
 kf_tensor_t *kf_tensor_reshape(kf_tensor_t *tensor, const int64_t *shape, int ndim);      /* KF_ERROR_UNSUPPORTED where that takes a copy */
 kf_tensor_t *kf_tensor_broadcast_to(kf_tensor_t *tensor, const int64_t *shape, int ndim); /* by NumPy's rule; may not be written to */
 /* Elements of `from`, which broadcasts to the shape of `to`, converted to its dtype: to the nearest, ties to even; to whole numbers
-   towards zero, held within their range, NaN as 0. The two may be of two contexts; stream: of the one on a GPU. */
+   towards zero, held within their range, NaN as 0. The two may be of two contexts; stream: of the one on a GPU, or of either. */
 kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t *stream);
 /* DLPack 1.x. From: takes the memory over, and calls its deleter with the last tensor that refers to it; NULL leaves it to the caller.
    To: the caller's deleter call ends it; read_only is kept. */

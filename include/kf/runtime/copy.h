@@ -38,7 +38,9 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
     kf_result_t result = kfi_rt_check_copy(function, to, from, strides);
     if (result != KF_SUCCESS) return result;
     const int to_gpu = to->object.ctx->device->type == KF_DEVICE_CUDA, from_gpu = from->object.ctx->device->type == KF_DEVICE_CUDA;
-    result = kfi_rt_check_stream(function, to_gpu || !from_gpu ? to->object.ctx : from->object.ctx, stream);
+    const int of_from =
+        to_gpu == from_gpu ? stream && stream->object.kind == KFI_RT_STREAM && stream->object.ctx == from->object.ctx : from_gpu;
+    result = kfi_rt_check_stream(function, of_from ? from->object.ctx : to->object.ctx, stream);
     if (result != KF_SUCCESS || !to->count || kfi_rt_same_view(to, from)) return result;
     const kfi_rt_pair pair = kfi_rt_make_pair(to, strides);
     if (to_gpu || from_gpu) {
