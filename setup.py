@@ -17,7 +17,7 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent
-DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf/core": "*.*h", "include/kf/runtime": "*.*h", "include/kf": "runtime.h"}
+DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf/core": "*.*h", "include/kf/runtime": "*.*h", "include/kf": "runtime.h*"}
 
 
 def builder():

@@ -182,7 +182,7 @@ def test_own_spec(tmp_path):
 
     (project / "my_ops.toml").touch()
     assert "program.c.o" not in ninja(project)
-    edit(kf / "templates/cpu/map.h.j2", "\n#endif", "\n/* edited */\n#endif")
+    edit(kf / "templates/cpu/map.h.j2", "\nKFI_C_END", "\n/* edited */\nKFI_C_END")
     said = ninja(project)
     assert "render --one-file" in said and "program.c.o" in said
     assert "/* edited */" in (project / "build/my_ops.h").read_text()

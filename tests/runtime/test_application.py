@@ -11,7 +11,7 @@ import pytest
 import runtime_ops
 import toolkit
 
-PROGRAM = kflib.ROOT / "tests/runtime/application.c"
+PROGRAM, OWNERS = (kflib.ROOT / "tests/runtime" / name for name in ("application.c", "owners.cpp"))
 WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
 MADE = runtime_ops.choose(["add", "layer_norm"], ["f32"], ["none", "relu", "gelu"])
 
@@ -51,6 +51,14 @@ def test_sanitizers(include, tmp_path):
     program = build(include, tmp_path, C, C, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
     run(program)
     run(program, -1, "debug")
+
+
+def test_owners(include, tmp_path):
+    """Objects of C++ that end with what holds them; what is lost or ended twice is seen by the sanitizers."""
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *WARNINGS]
+    command = ["g++", "-std=c++17", *flags, *include, OWNERS, "-x", "c++", f"{include[0][2:]}/definitions.c", "-lm", "-o", tmp_path / "owners"]
+    subprocess.run(command, check=True)
+    run(tmp_path / "owners")
 
 
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind")
