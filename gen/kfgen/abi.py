@@ -36,7 +36,7 @@ def _parameters(kernel, arguments):
     def text(a):
         if a.name in types and a.role in ("in", "out"):
             return f"{'const ' if a.role == 'in' else ''}{letters.get(types[a.name], types[a.name])} *{a.name}"
-        if a.role in ("scalar", "act_scalar", "probability"):
+        if a.role in ("scalar", "act_scalar", "beta", "probability"):
             return f"S {a.name}"
         return f"{a.ctype}{a.name}"
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 
-from kfgen import aliases, docs, manifest, names, package, runtime, single, source, stamp
+from kfgen import aliases, docs, families, manifest, names, package, runtime, single, source, stamp
 from kfgen import explain as explaining
 from kfgen import spec as specs
 from kfgen.render import Renderer, Selection, write, write_all
@@ -20,6 +20,7 @@ def build_parser():
     def add(name, text, function):
         p = commands.add_parser(name, help=text, description=text)
         p.add_argument("--spec", action="append", default=[], metavar="FILE", help="a spec file of your own; may be repeated")
+        p.add_argument("--family", action="append", default=[], metavar="DIR", help="a folder with a family of your own, for those files' ops")
         p.set_defaults(function=function)
         return p
 
@@ -182,6 +183,8 @@ def write_docs(args):
 def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
+        for folder in args.family:
+            families.load(folder)
         code = args.function(args)
         sys.stdout.flush()
         return code

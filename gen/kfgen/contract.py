@@ -88,8 +88,8 @@ def nullable(k, stream):
 
 def notes(k, stream):
     found = [nullable(k, stream)]
-    if stream.role == "in" and stream.name in k.columns:
-        found.append(f"outside 0 to cols - 1: {'no gradient' if k.bwd else 'NaN is picked'}")
+    if stream.role == "in" and (below := k.below(stream)):
+        found.append(f"outside 0 to {below} - 1: {'no gradient' if k.bwd else 'NaN is picked'}")
     if twins := in_place(k, stream):
         found.append(f"may be {' or '.join(twins)}")
     if stream.same_as:

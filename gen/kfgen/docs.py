@@ -7,7 +7,6 @@ import re
 from kfgen import contract, families, names, paths, render
 
 VARIES = ("T", "U", "I", "acc")
-TITLES = {"map": "Elementwise ops", "row": "Ops over rows", "reduce": "Reductions over an axis"}
 
 
 # ---- an op -------------------------------------------------------------------------------------------------------
@@ -120,7 +119,8 @@ def pages(selection):
     """{file name: text}"""
     env = render.environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
-    common = {"version": render.version(), "specs": [p.name for p in selection.spec.files], "titles": TITLES}
+    titles = {family.name: family.title for family in families.FAMILIES.values()}
+    common = {"version": render.version(), "specs": [p.name for p in selection.spec.files], "titles": titles}
     of = {family.name: [] for family in families.FAMILIES.values()}
     for op in selection.ops:
         if kernels := selection.kernels(op):

@@ -71,6 +71,7 @@ class Launcher:
         found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+        found += [Argument(f"{scalar} ", s, "beta") for s in k.betas]
         if k.dropout:
             found.append(Argument(f"{scalar} ", "p", "probability"))
             found += STATE if self.state else [Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
@@ -98,6 +99,7 @@ class Launcher:
         """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
         k = self.kernel
         found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + list(k.integers) + k.scalars
+        found += k.betas
         if k.dropout:
             found += ["p", "0", "offset_add", "seed", "offset"] if self.state else ["p", "seed", "offset", "nullptr", "nullptr"]
         found += [a.name for a in k.workspace_arguments] + ["stream"]
@@ -105,7 +107,7 @@ class Launcher:
 
     @property
     def scalar_values(self):
-        return self.kernel.scalars + list(self.act.scalars)
+        return self.kernel.scalars + list(self.act.scalars) + self.kernel.betas
 
     @property
     def cpu_dropout_arguments(self):
@@ -135,6 +137,7 @@ class Kernel:
     columns = ()  # names of operands that are numbers of columns
     picked = ()  # operands of which nothing is read but a row's value in one column
     refuses = False  # whether an axis without elements is an error
+    accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
     def __init__(self, family, op, dtypes, bwd):
@@ -174,6 +177,18 @@ class Kernel:
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def betas(self):
+        return ["beta"] if self.accumulates else []
+
+    def below(self, stream):
+        """Of an operand of whole numbers that say where another one is read: the size that they must be less than."""
+        return self.extents[-1] if stream.name in self.columns else None
+
+    def touched(self, stream):
+        """The extents of what a call reads or writes of a tensor."""
+        return self.shape(stream)
 
     @property
     def has_backward(self):
@@ -389,7 +404,7 @@ class Kernel:
         gradient reads its input."""
         # As core/check.h has them, and the flags.
         kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "one": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
-                 "per_channel": 5, "shared": 6, "group": 7}
+                 "per_channel": 5, "shared": 6, "group": 7} | self.family.codes
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):

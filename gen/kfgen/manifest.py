@@ -18,9 +18,8 @@ def null(k, stream, act):
 
 def index(k, stream):
     """Of an operand that is the number of a column: what it may be, and what comes of any other."""
-    if stream.role != "in" or stream.name not in k.columns:
-        return None
-    return {"least": 0, "below": k.extents[-1], "outside": "no gradient" if k.bwd else "NaN"}
+    below = k.below(stream) if stream.role == "in" else None
+    return below and {"least": 0, "below": below, "outside": "no gradient" if k.bwd else "NaN"}
 
 
 def tensor(k, stream, act, backward):
@@ -48,6 +47,8 @@ def value(k, act, argument):
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
     if said:
         found |= {"default": said.default, "least": said.least, "most": said.most, "unread": argument.name in k.unread_scalars}
+    if argument.role == "beta":
+        found |= {"default": 0.0, "least": None, "most": None, "unread": False}
     if argument.role == "strides":
         found |= {"struct": k.stride_struct, "fields": k.stride_fields}
     if argument.role == "size":
@@ -92,7 +93,9 @@ def saves(launcher, backward):
 
 
 def axes(k):
-    """How a tensor of any number of dimensions becomes the sizes: (families/family.py)."""
+    """How a tensor of any number of dimensions becomes the sizes: (families/family.py). None: one tensor alone does not say them all."""
+    if k.form not in k.family.axes:
+        return None
     axis, of = k.family.axes[k.form]
     batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
     return {"axis": axis, "sizes": of, "batch": batch}
@@ -100,7 +103,8 @@ def axes(k):
 
 def cost(k, tensors):
     """Bytes of every tensor once and operations, as expressions of the sizes."""
-    moved = [(" * ".join(t["shape"]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"]]
+    touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
+    moved = [(" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"]]
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
@@ -127,7 +131,7 @@ def function(launcher, user=None, common=None, backward=None):
     tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
-    defaults = k.op.scalars | act.scalars
+    defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
     other = names.function(k.op.pattern, act.name, k.dtypes, not k.bwd, launcher.state)
     return {
@@ -138,7 +142,7 @@ def function(launcher, user=None, common=None, backward=None):
         "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
         "saves": saves(launcher, backward), "statements": names.formula(k.op.pattern, act.name, k.bwd), "tolerance": tolerance(k, act),
         "stages": k.cuda.stages(launcher), "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
-        "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars]},
+        "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
@@ -154,7 +158,7 @@ def statements(kernels):
         for act in k.acts:
             key = names.formula(k.op.pattern, act.name, k.bwd)
             if key not in found:
-                found[key] = {library: formulas.statements(k, act, library) for library in formulas.LIBRARIES}
+                found[key] = {library: k.family.statements(k, act, library) for library in formulas.LIBRARIES}
     return found
 
 

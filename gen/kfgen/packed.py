@@ -9,13 +9,14 @@ from kfgen.render import environment, tidy
 from kfgen.render import version as kf_version
 
 MANY = 12  # functions of one file: the longest file is what a build waits for
-SCALARS = ("scalar", "act_scalar", "probability")
+SCALARS = ("scalar", "act_scalar", "beta", "probability")
 
 
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits."""
-    return [f for f in manifest["functions"] if not f["state"] and all(v["dtype"] == "i64" for v in f["variables"] if v["name"] == "I")]
+    frameworks have 64 bits. Without those whose sizes do not follow from a tensor's shape: nobody could call them by tensors alone."""
+    return [f for f in manifest["functions"]
+            if not f["state"] and f["axes"] and all(v["dtype"] == "i64" for v in f["variables"] if v["name"] == "I")]
 
 
 def words(f, typed=False):

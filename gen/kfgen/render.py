@@ -9,7 +9,7 @@ import re
 
 import jinja2
 
-from kfgen import expand, launchers, names
+from kfgen import expand, families, launchers, names
 from kfgen.activation import ActCode
 from kfgen.dtypes import DTYPES
 from kfgen.paths import ROOT, TEMPLATES, version
@@ -31,8 +31,9 @@ class RecordingLoader(jinja2.FileSystemLoader):
 
 
 def environment():
+    folders = [TEMPLATES, *(family.templates for family in families.OWN.values())]
     return jinja2.Environment(
-        loader=RecordingLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=RecordingLoader(folders), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
 
 
@@ -184,7 +185,7 @@ class Renderer:
         return self.files
 
     def dependencies(self):
-        python = sorted(pathlib.Path(__file__).parent.rglob("*.py"))
+        python = sorted(p for folder in (pathlib.Path(__file__).parent, *families.OWN) for p in folder.rglob("*.py"))
         return sorted({*self.env.loader.read, *self.selection.spec.files, *python, ROOT / "include/kf/core/version.h"})
 
 

@@ -125,10 +125,10 @@ def spellings(f, known):
 
 
 def functions(manifest):
-    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers."""
+    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers. And what has sizes that no tensor's shape says."""
     groups = {}
     for f in manifest["functions"]:
-        if not f["state"]:
+        if not f["state"] and f["axes"]:
             groups.setdefault((f["op"], f["bwd"]), []).append(f)
     known = {a["name"]: a for a in manifest["activations"]}
     return [Function(members, [known[name] for name in dict.fromkeys(f["activation"] for f in members)]) for members in groups.values()]

@@ -69,10 +69,15 @@ class Cuda:
         acc = f"KF_{self.k.dtype.acc.word.upper()}"
         return [Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}")) for run in self.sum_runs for kernel in kernels]
 
+    @property
+    def stage_instances(self):
+        """Those that each launch of a call chooses from."""
+        return [self.instances, *([self.sum_kernels] if self.k.added else [])]
+
     def stages(self, launcher):
         """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
         values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
-        found = [self.instances, *([self.sum_kernels] if self.k.added else [])]
+        found = self.stage_instances
         return [list(dict.fromkeys(i.name(values) for i in stage if i != NONE)) for stage in found]
 
     @property
@@ -83,7 +88,7 @@ class Cuda:
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
         found += [f"{a.ctype}{a.name}" for a in self.k.stride_arguments]
-        found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars]
+        found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas]
         if self.k.dropout:
             found += [f"{self.k.scalar_ctype} p", *DROPOUT]
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]

@@ -304,15 +304,17 @@ def _operands(f, scalars, family):
             fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" and "shared" may be "acc" or "U", a "per_row" with '
                    'grad = false "I", a "shared" "u8"')
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
-        if (operand.kind == "half") != (len(operand.parts) == 2):
-            raise f.error("operands", f"{name} has parts {list(operand.parts)}", 'a "half" operand, and no other, has parts = ["first", "second"]')
+        if (operand.kind in family.pairs) != (len(operand.parts) == 2):
+            fix = f'a "{next(iter(family.pairs), "half")}" operand, and no other, has parts = ["first", "second"]'
+            raise f.error("operands", f"{name} has parts {list(operand.parts)}", fix)
         for n in {operand.name, *operand.values}:
             if not usable(n) or n in names:
                 raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
         names |= {operand.name, *operand.values}
         operands.append(operand)
-    if not {o.kind for o in operands} & {"elem", "half"}:
-        whole = " or ".join(f'"{kind}"' for kind in family.kinds if kind in ("elem", "half"))
+    wanted = [kind for kind in family.kinds if kind in family.whole]
+    if wanted and not {o.kind for o in operands} & set(wanted):
+        whole = " or ".join(f'"{kind}"' for kind in wanted)
         raise f.error("operands", "has no operand with the shape of the result", f"make at least one of them {whole}")
     family.check_operands(f, operands)
     return operands
@@ -347,7 +349,7 @@ def _check_expressions(op):
         family.check(op, graph, env, outputs)
         used = graph.variables([*outputs.values(), *(env[n] for n in op.values_of_rows)])
         for o in op.operands:
-            if not used & set(o.values):
+            if not used & set(o.values) and o.kind not in family.indices:
                 raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
         if any(o.grad for o in op.operands):
             family.check_gradients(op)

@@ -17,7 +17,8 @@ def _digest(data):
 
 def key(args):
     """Of all that decides what is written: the generator, the templates, the spec files, the options."""
-    files = [p for folder in (paths.HERE, paths.TEMPLATES, paths.SPECS) for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".toml")]
+    folders = (paths.HERE, paths.TEMPLATES, paths.SPECS, *map(pathlib.Path, args.family))
+    files = [p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".toml")]
     found = [(str(p), _digest(p.read_bytes())) for p in sorted([*files, paths.INCLUDE / "kf/core/version.h", *map(pathlib.Path, args.spec)])]
     options = {name: value for name, value in sorted(vars(args).items()) if name != "function"}
     return _digest(repr((found, options, sys.version_info, importlib.metadata.version("jinja2"))).encode())

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the generator asks of a family. What stands here is the answer of one that has nothing special."""
 
+from kfgen import formulas
 from kfgen.entries import SpecError
 
 
 class Family:
     name = ""
+    title = ""  # of its page
     kernel = None  # the class of its kernels
+    templates = None  # the folder of its templates, where they are not among kf's
     backends = ("cuda", "c")
     architecture = 75  # the least of CUDA's that it runs on
     # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes,
@@ -22,10 +25,19 @@ class Family:
     # Strides of a tensor of such a form, the innermost first: what each adds to its name. What lies side by side has none.
     levels = {}
     kinds = ()  # of operands, as a spec names them
+    whole = ("elem", "half")  # those that have the shape of a result, one of which an entry must have if it may
+    pairs = ("half",)  # those with two values for an element, which the operand's `parts` name
+    indices = ()  # those that say where others are read, so that no expression reads them
+    codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
     names = ()  # what its generated code calls its own: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
+
+    @property
+    def header(self):
+        """What its ops' headers include, without .cuh or .h."""
+        return f"kf/core/{self.name}"
 
     def dtypes(self, kind, grad):
         """Of an operand, beside "T"."""
@@ -47,6 +59,10 @@ class Family:
 
     def check_gradients(self, op):
         """Complains of gradients that cannot be."""
+
+    def statements(self, kernel, act, library):
+        """What a function computes, in a library's words (formulas.py)."""
+        return formulas.statements(kernel, act, library)
 
     def forward(self, op, dtypes):
         return self.kernel(self, op, dtypes, False)

@@ -108,6 +108,7 @@ class MapKernel(Kernel):
 class Map(Family):
     kernel = MapKernel
     name = "map"
+    title = "Elementwise ops"
     forms = {"flat": {"elem": "n"},
              "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
              "planes": {"elem": "outer, channels, inner", "channel": "channels"}}

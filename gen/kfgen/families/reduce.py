@@ -64,6 +64,7 @@ class ReduceKernel(RowsKernel):
 class Reduce(OverRows):
     kernel = ReduceKernel
     name = "reduce"
+    title = "Reductions over an axis"
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
     axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
     levels = {"axis": ("", "_outer")}

@@ -46,6 +46,7 @@ class RowKernel(RowsKernel):
 class Row(OverRows):
     kernel = RowKernel
     name = "row"
+    title = "Ops over rows"
     # In the order of core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` pieces
     # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` pieces.
     forms = {"rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},

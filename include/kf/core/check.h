@@ -44,9 +44,11 @@ typedef struct {
     const void *const *tensors;
 } kfi_arguments;
 
-/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise), and of a group's channels. */
+/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise), and of a group's channels.
+   elements: of each tensor, where they do not follow from these and its kind; NULL: they do. */
 typedef struct {
     kf_i64 rows, channels, cols, parts;
+    const kf_i64 *elements;
 } kfi_shape;
 
 /* What a caller said of strides: his struct as numbers (NULL: all is dense), and of each tensor which of them is its first, from '0' on
@@ -302,7 +304,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         kfi_operand *o = &all->of[i];
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
-        const kf_i64 elements = kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
+        const kf_i64 elements = s->elements ? s->elements[i] : kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
                                 : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
                                 : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
         o->ptr = arguments->tensors[i];

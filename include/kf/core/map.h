@@ -557,7 +557,7 @@ KFI_HOST size_t kfi_cpu_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int
 
 KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
 {
-    kfi_shape shape = {0, 0, 0, 0};
+    kfi_shape shape = {0, 0, 0, 0, NULL};
     shape.rows = 1;
     shape.channels = 0;
     shape.cols = n;
@@ -597,7 +597,7 @@ KFI_HOST void kfi_sum_partials(void *context, kf_i64 tile)
 /* rows x cols, or outer x channels x inner (channels > 0; sizes are checked by then). */
 KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, kf_i64 cols, int is_channel, void *workspace, size_t workspace_bytes)
 {
-    kfi_shape shape = {0, 0, 0, 0};
+    kfi_shape shape = {0, 0, 0, 0, NULL};
     shape.rows = rows;
     shape.channels = channels;
     shape.cols = cols;

@@ -64,7 +64,7 @@ KF_FN KFI_SMALL kf_result_t kfi_launch_each(const kfi_map &m, const void *const 
 
 KF_FN kf_result_t kfi_map_flat(const kfi_map &m, kf_i64 n, kfi_each *e, void **args, cudaStream_t stream)
 {
-    const kfi_shape shape = {1, 0, n, 0};
+    const kfi_shape shape = {1, 0, n, 0, nullptr};
     kf_result_t result = kfi_check_sizes(&m.name, "n", &n, 1);
     if (result != KF_SUCCESS || n == 0) return result;
     kfi_operands operands;
@@ -86,7 +86,7 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
 {
     kf_result_t result = kfi_check_grid(m, rows, channels, cols, is_channel);
     if (result != KF_SUCCESS) return result;
-    const kfi_shape shape = {rows, channels, cols, 0};
+    const kfi_shape shape = {rows, channels, cols, 0, nullptr};
     const kf_i64 n = rows * cols * (is_channel ? channels : 1);
     if (n == 0) return KF_SUCCESS;
     kfi_operands operands;
@@ -198,7 +198,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
 {
     kf_result_t result = kfi_check_grid(m, rows, channels, cols, is_channel);
     if (result != KF_SUCCESS) return result;
-    const kfi_shape shape = {rows, channels, cols, 0};
+    const kfi_shape shape = {rows, channels, cols, 0, nullptr};
     s->count = is_channel ? channels : cols;
     if (s->count == 0) return KF_SUCCESS;
     kfi_operands operands;

@@ -269,7 +269,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     if (result == KF_SUCCESS) result = kfi_check_axis(&m.name, &m.arguments, &strides, &levels, inner == 1, &operands);
     if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
     if (axis == 0 && m.refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
-    const kfi_shape shape = {outer * inner, 0, axis, 0};
+    const kfi_shape shape = {outer * inner, 0, axis, 0, nullptr};
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);

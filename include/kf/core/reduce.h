@@ -188,7 +188,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     const kf_i64 sizes[] = {outer, axis, inner};
     kf_result_t result = kfi_check_sizes(&m->name, "outer axis inner", sizes, 3);
     const kfi_levels levels = kfi_make_axis(outer, axis, inner);
-    kfi_shape shape = {0, 0, 0, 0};
+    kfi_shape shape = {0, 0, 0, 0, NULL};
     size_t needed;
     int first = 0;
     if (result == KF_SUCCESS) result = kfi_check_axis(&m->name, &m->arguments, &m->strides, &levels, inner == 1, &m->operands);

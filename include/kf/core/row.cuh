@@ -831,7 +831,7 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_line *g, void **args,
                               kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    kfi_shape shape = {0, 0, 0, 0};
+    kfi_shape shape = {0, 0, 0, 0, nullptr};
     kf_i64 pieces[5] = {0, 0, 0, 0, 0};
     kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, pieces);
     if (result != KF_SUCCESS) return result;

@@ -286,7 +286,7 @@ KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 in
 KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *sizes, void (*walk)(void *, kf_i64), int per_row, void *workspace,
                                   size_t workspace_bytes)
 {
-    kfi_shape shape = {0, 0, 0, 0};
+    kfi_shape shape = {0, 0, 0, 0, NULL};
     kf_i64 pieces[5] = {0, 0, 0, 0, 0};
     kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape, pieces);
     if (result != KF_SUCCESS) return result;
