@@ -20,6 +20,7 @@ def in_order(texts):
 def _graph(op, reads, levels=None):
     whole = {o.name for o in op.operands if o.dtype == "I"} | set(op.integers) | set(ROW_COUNTS if COLUMN in reads else ())
     graph = Graph(levels, whole)
+    graph.words = op.words
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     return graph, env | {name: graph.var(name) for name in (*op.scalars, *reads)}
 

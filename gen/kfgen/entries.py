@@ -75,6 +75,7 @@ def names_called(text):
 
 class SpecError(Exception):
     def __init__(self, file, entry, field_, problem, fix):
+        self.field, self.problem, self.fix = field_, problem, fix
         super().__init__(f"{file}: [{entry}] {field_}: {problem}\n  fix: {fix}")
 
 
@@ -158,6 +159,7 @@ class Op:
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
+    words: dict = field(default_factory=dict)  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
 
     @functools.cached_property
     def dropout(self):

@@ -114,6 +114,8 @@ class Graph:
         are whole numbers of 64 bits, such as labels."""
         self.whole = frozenset(whole)
         self.nodes, self._index, self._level = [], {}, {}
+        self.words = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
+        self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
         self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, QUERY: ROW, QUERIES: UNIFORM, **levels}
 
     def add(self, op, *args, value=None):
@@ -272,8 +274,10 @@ def _call(graph, name, args, number, condition, env):
         return _reduce(graph, name, [number(a) for a in args])
     if name in ROW_WORDS:
         raise ExprError(f"calls `{name}`, which this op's family does not have")
+    if name in graph.words:
+        return graph.words[name](graph, [number(a) for a in args])
     if name not in WORDS and not (name == "act_bwd" and name in env):
-        raise ExprError(f"calls `{name}`; the words are: {', '.join(WORDS)}")
+        raise ExprError(f"calls `{name}`; the words are: {', '.join(sorted([*WORDS, *graph.words]))}")
     arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
     if len(args) != arity:
         raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
@@ -394,6 +398,10 @@ def gradient(graph, seeds, wrt):
         node, (dy, guards) = graph.nodes[i], settle(i)
         parts[i] = [(dy, guards)]
         if node.op in ("const", "var") or graph.is_bool(i):
+            continue
+        if i in graph.closed:
+            of, derivative = graph.closed[i]
+            give(of, derivative(dy), guards, i)
             continue
         if node.op == "where":
             condition, a, b = node.args

@@ -47,17 +47,28 @@ def builtin_files():
 
 def load(files=(), builtin=True):
     """All entries of the built-in files and of `files`, checked on their own and against each other."""
+    spec = load_files(builtin_files() if builtin else (), files)
+    finish(spec)
+    for act in spec.activations.values():
+        _check_activation_expressions(act)
+    return spec
+
+
+def load_files(builtin, files=()):
+    """The entries of these files, each checked on its own."""
     spec = Spec({}, {}, [])
-    for path, own in [(p, True) for p in (builtin_files() if builtin else ())] + [(pathlib.Path(p), False) for p in files]:
+    for path, own in [(p, True) for p in builtin] + [(pathlib.Path(p), False) for p in files]:
         _load_file(spec, path, own)
+    return spec
+
+
+def finish(spec):
+    """Gives ops their activations, and checks their expressions."""
     for op in spec.ops.values():
         op.activations = _activations_of(spec, op)
         _check_expressions(op)
         for act in op.activations:
             _check_scalars(op, act)
-    for act in spec.activations.values():
-        _check_activation_expressions(act)
-    return spec
 
 
 def _load_file(spec, path, builtin):
@@ -75,7 +86,7 @@ def _load_file(spec, path, builtin):
         for key, entry in entries.items():
             if not isinstance(entry, dict):
                 raise SpecError(name, f"{section}.{key}", "entry", "is not a table", f"write [{section}.{key}] above its fields")
-            (_load_activation if section == "activation" else _load_op)(spec, name, key, Fields(name, f"{section}.{key}", entry), builtin)
+            (_load_activation if section == "activation" else load_op)(spec, name, key, Fields(name, f"{section}.{key}", entry), builtin)
 
 
 def _load_activation(spec, file, name, f, builtin):
@@ -131,7 +142,7 @@ def _id(spec, file, name, f, builtin):
     return ident
 
 
-def _load_op(spec, file, pattern, f, builtin):
+def load_op(spec, file, pattern, f, builtin):
     if not PATTERN.match(pattern) or pattern.count("{act}") > 1:
         raise f.error("name", f"`{pattern}` is not a pattern", "use lower-case words joined by underscores, one of them may be {act}")
     if pattern in spec.ops:
@@ -197,7 +208,7 @@ def _load_op(spec, file, pattern, f, builtin):
         raise f.error("types", f"is {op.types!r}", 'write types = "weights" where, and only where, an operand has dtype = "U"')
     spec.ops[pattern] = op
     for word in reduced:
-        _load_op(spec, file, f"{pattern}_{word}", Fields(file, f"op.{pattern}_{word}", _reduced(f, op, word)), builtin)
+        load_op(spec, file, f"{pattern}_{word}", Fields(file, f"op.{pattern}_{word}", _reduced(f, op, word)), builtin)
         spec.ops[f"{pattern}_{word}"].reduction = word
 
 

@@ -2,6 +2,7 @@
 """kf's fused deep-learning kernels for Python: `import kernel_fusion as kf`. Importing it needs no framework, compiler or GPU.
 
 kf.ops          every op, over NumPy arrays
+kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
 kf.info()       which library is used, and what was copied
 """
 
@@ -13,11 +14,13 @@ from kernel_fusion._library import get_threads, set_threads
 
 if TYPE_CHECKING:
     from kernel_fusion import ops as ops
+    from kernel_fusion._fuse import fuse as fuse
+    from kernel_fusion._fuse import fuse_row as fuse_row
 
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "get_include", "get_threads", "info", "ops", "set_threads"]
+__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "fuse", "fuse_row", "get_include", "get_threads", "info", "ops", "set_threads"]
 __version__ = version()
 
 
@@ -25,6 +28,10 @@ def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
     if name == "ops":
         return importlib.import_module("kernel_fusion.ops")
+    if name in ("fuse", "fuse_row"):
+        found = getattr(importlib.import_module("kernel_fusion._fuse"), name)
+        globals()[name] = found
+        return found
     if name == "EXTENSION_LOADED":
         from kernel_fusion import _library
 

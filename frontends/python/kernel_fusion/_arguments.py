@@ -98,7 +98,7 @@ def _bound(where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Map
 
 
 def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    where = f"kf.{op.word(activation)}"
+    where = op.said(activation)
     a = _bound(where, op, activation, args, kwargs)
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:

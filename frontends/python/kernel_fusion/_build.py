@@ -69,8 +69,9 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
 
 
-def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()) -> None:
-    """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler."""
+def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = (), dtypes: tuple[str, ...] | None = None) -> None:
+    """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler.
+    dtypes: of these alone."""
     cc, optional = compiler()
     if not cc:
         raise RuntimeError("kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them")
@@ -79,7 +80,7 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_all(Renderer(chosen).render(), folder / "include", [])
-        texts = packed.sources(packed.functions(manifest.build(chosen)))
+        texts = packed.sources([f for f in packed.functions(manifest.build(chosen)) if dtypes in (None, tuple(f["dtypes"]))])
         write_all(texts, folder, [])
         include = [f"-I{d}" for d in (NATIVE, folder / "include", INCLUDE)]
 

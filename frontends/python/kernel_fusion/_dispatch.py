@@ -13,7 +13,7 @@ TENSOR: Any = ()
 TORCH: Any = None
 
 
-def _look_for_torch() -> None:
+def look_for_torch() -> None:
     global TENSOR, TORCH
     if TORCH is None and "torch" in sys.modules:
         TORCH = importlib.import_module("kernel_fusion.torch")
@@ -28,17 +28,17 @@ def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[s
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     first = op.forward.inputs[0].name
-    of_torch = TORCH.functions(op.name)[activation] if TORCH else None
+    of_torch = TORCH.functions(op)[activation] if TORCH else None
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
         x = args[0] if args else kwargs.get(first)
         if isinstance(x, TENSOR):
             if of_torch is None:
-                of_torch = TORCH.functions(op.name)[activation]
+                of_torch = TORCH.functions(op)[activation]
             return of_torch(*args, **kwargs)
         if TORCH is None and type(x).__module__ == "torch":
-            _look_for_torch()
+            look_for_torch()
             return function(*args, **kwargs)
         return _numpy(op, activation, args, kwargs)
 
@@ -73,7 +73,7 @@ _made: dict[str, Callable[..., Any]] = {}
 def lookup(name: str) -> Callable[..., Any]:
     """A function by its name or by another spelling."""
     if name not in _made:
-        _look_for_torch()
+        look_for_torch()
         if name in _table.functions():
             _made[name] = make(*_table.functions()[name])
         elif name in _table.aliases():

@@ -9,7 +9,8 @@ import platform
 FLAGS = {"v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
          "v2": {"sse4_2", "ssse3", "popcnt"}}
 WORDS = {"v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"), "v3": ("-march=x86-64-v3",), "v2": ("-march=x86-64-v2",),
-         "native": ("-march=native",)}
+         "native": ("-march=native",), "base": ()}
+BASE = "base"  # what every processor of its kind runs: of ops that are compiled where there is less than x86-64-v2
 OTHER = "native"  # on other processors: one library, for the one that it was built on
 
 

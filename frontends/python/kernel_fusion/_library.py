@@ -31,6 +31,8 @@ class Library:
         if abi != _table.abi():
             raise ImportError(f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again")
         self.find = functools.cache(self._find)
+        _every.append(self)
+        _adopt(self)
 
     def _find(self, function: str) -> int:
         found: int = self.dll.kfp_find(function.encode())
@@ -71,6 +73,27 @@ def scratch(size: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int | None]:
 
 _lock = threading.Lock()
 _loaded: list[Library] = []
+_every: list[Library] = []  # that, and those of ops that the program has made
+_threads, _loop = 0, None  # what all of them are told
+
+
+def _adopt(library: Library) -> None:
+    library.dll.kfp_set_threads(_threads)
+    if _loop is not None:
+        library.dll.kfp_set_parallel_for(_loop)
+
+
+def of(op: _table.Op) -> Any:
+    """The library that has an op's functions."""
+    return op.own or library()
+
+
+def share_threads(loop: ctypes.c_void_p) -> None:
+    """All pieces of work go to the host's loop from now on: as torch_parallel_for."""
+    global _loop
+    _loop = loop
+    for found in _every:
+        _adopt(found)
 
 
 def library() -> Library:
@@ -102,7 +125,11 @@ def available() -> bool:
 
 def set_threads(threads: int) -> None:
     """How many threads a call uses; 0: as many as the process has processors."""
-    library().dll.kfp_set_threads(threads)
+    global _threads
+    library()
+    _threads = threads
+    for found in _every:
+        _adopt(found)
 
 
 def get_threads() -> int:

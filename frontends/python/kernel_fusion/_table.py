@@ -85,6 +85,8 @@ class Op:
     forward: Call
     backward: Call | None
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
+    label: str = ""  # what messages call it, where that is not its name
+    own: Any = None  # the library that has its functions, where that is not the package's: _compiled.Own
 
     @functools.cached_property
     def has_act(self) -> bool:
@@ -107,6 +109,10 @@ class Op:
     def word(self, activation: str) -> str:
         """Its name with this activation, as users call it."""
         return str(names.fill(self.pattern, activation))
+
+    def said(self, activation: str) -> str:
+        """How messages begin."""
+        return f"kf.{self.label or self.word(activation) or activation}"
 
     def function(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> str:
         return str(names.function(self.pattern, activation, dtypes, backward))
@@ -196,11 +202,13 @@ def _call(found: dict[str, Any]) -> Call:
                 found["workspace"], **values)
 
 
-def _op(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]]) -> Op:
+def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], label: str = "", own: Any = None) -> Op:
+    """An op of what kfgen.frontend says of it."""
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
-              backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]})
+              backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]},
+              label=label, own=own)
 
 
 @functools.cache
@@ -219,7 +227,7 @@ def activations() -> dict[str, int]:
 def ops() -> dict[str, Op]:
     """{name: op}"""
     scalars = {name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()}
-    return {found["name"]: _op(found, scalars) for found in _read()["ops"]}
+    return {found["name"]: entry(found, scalars) for found in _read()["ops"]}
 
 
 @functools.cache

@@ -12,18 +12,25 @@ import torch
 from torch.library import Library, register_fake
 
 from kernel_fusion import _library, _table
-from kernel_fusion.torch import _kernels, _public, _shim
-from kernel_fusion.torch._schema import schema
+from kernel_fusion.torch import _cuda, _kernels, _public, _shim
+from kernel_fusion.torch._schema import Schema, schema
 
 LIBRARY = Library("kf", "DEF")
 
 
-def _register() -> str | None:
-    """Defines every op; its kernel is the shim's, or, for the reason that is returned, that which calls through ctypes."""
-    schemas = [schema(op, backward) for op in _table.ops().values() for backward in ((False, True) if op.backward else (False,))]
+def _define(op: _table.Op) -> list[Schema]:
+    """Both directions of an op, but for their kernels on the CPU."""
+    schemas = [schema(op, backward) for backward in ((False, True) if op.backward else (False,))]
     for s in schemas:
         LIBRARY.define(s.text, tags=(torch.Tag.pt2_compliant_tag,))
         register_fake(f"kf::{s.name}", _kernels.fake(s), lib=LIBRARY)
+        LIBRARY.impl(s.name, _cuda.kernel(s), "CUDA")
+    return schemas
+
+
+def _register() -> str | None:
+    """Defines every op; its kernel is the shim's, or, for the reason that is returned, that which calls through ctypes."""
+    schemas = [s for op in _table.ops().values() for s in _define(op)]
     try:
         covered = [s for s in schemas if _shim.covers(s)]
         _shim.register(covered)
@@ -40,9 +47,9 @@ def _share_threads() -> bool:
     """kf's pieces of work go to the threads that torch has, as many as torch.set_num_threads says: of its stable ABI, from 2.10 on."""
     try:
         loop = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")).torch_parallel_for
-        _library.library().dll.kfp_set_parallel_for(ctypes.cast(loop, ctypes.c_void_p))
-    except (AttributeError, ImportError, OSError):
+    except (AttributeError, OSError):
         return False
+    _library.share_threads(ctypes.cast(loop, ctypes.c_void_p))
     return True
 
 
@@ -51,9 +58,12 @@ THREADS_SHARED = _share_threads()
 
 
 @functools.cache
-def functions(name: str) -> dict[str, Callable[..., Any]]:
+def functions(op: _table.Op) -> dict[str, Callable[..., Any]]:
     """Of an op: {activation: function}."""
-    return _public.functions(_table.ops()[name], torch.ops.kf)
+    if op.own:
+        for s in _define(op):
+            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+    return _public.functions(op, torch.ops.kf)
 
 
 def kernels() -> str:

@@ -45,7 +45,7 @@ def _without(op: Op, forward: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            raise NotImplementedError(f"kf.{op.name} has no gradient")
+            raise NotImplementedError(f"kf.{op.label or op.name} has no gradient")
 
     Function.__name__ = f"kf_{op.name}"
     return Function
@@ -60,7 +60,7 @@ def _once(op: Op, backward: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            raise NotImplementedError(f"kf.{op.name} has no second derivative")
+            raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
 
     Twice.__name__ = f"kf_{op.name}_bwd"
     return Twice

@@ -18,7 +18,7 @@ Result = Tensor | tuple[Tensor, ...]
 
 
 def where(s: Schema, given: Given) -> str:
-    return f"kf.{s.op.word(given.activation)}{' (backward)' if s.backward else ''}"
+    return f"{s.op.said(given.activation)}{' (backward)' if s.backward else ''}"
 
 
 def word(s: Schema, given: Given, name: str, dtype: torch.dtype) -> str:
@@ -55,7 +55,9 @@ def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
     try:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
-        library = _library.library()
+        if given.tensors[0] is not None and given.tensors[0].device.type != "cpu":
+            return error
+        library = _library.of(s.op)
         return library.lacks(made.function) if library.find(made.function) < 0 else error
     except (TypeError, ValueError) as e:
         return e
@@ -98,7 +100,7 @@ def _call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor]) 
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
     rng = None if given.rng is None else given.rng.contiguous()
-    _library.library().call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), given.scalars,
+    _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), given.scalars,
                             None if rng is None else rng.data_ptr(), s.call.workspace)
 
 

@@ -42,8 +42,12 @@ def _text(op: Op, activation: str) -> str:
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
         lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += [f"    save = grad_on() and ({needs})",
-              f"    given = ({tensors}, {rest})",
+    lines += [f"    save = grad_on() and ({needs})"]
+    pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
+    lines += ["    if save and compiling():"] if pairs else []  # which takes no tensor twice
+    for a, b in pairs:
+        lines += [f"        if {b} is {a} and {b} is not None:", f"            {b} = {b}.view_as({b})"]
+    lines += [f"    given = ({tensors}, {rest})",
               "    try:",
               "        found = forward(*given) if not save else apply(*given) if compiling() or transformed() else fast_apply(*given)",
               "    except RuntimeError as e:",
@@ -64,7 +68,7 @@ def _rest(op: Op, activation: str) -> str:
 
 
 def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
-    where = f"kf.{op.word(activation)}"
+    where = op.said(activation)
     names: dict[str, Any] = {
         "forward": forward, "apply": function.apply, "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
@@ -72,6 +76,7 @@ def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., 
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
+    made.__qualname__ = where  # as Python's own errors about arguments have it
     return made
 
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of one op that a program has made: for the dtypes that are called, at the first call, compiled by the system's C compiler into a
+library of the user's cache directory, from which later processes take it. A file's name is a digest of all that it is made of.
+
+KF_CACHE_DIR   the directory; default: that of the user.
+KF_OFFLINE=1   compiles nothing: what is not in the cache is an error.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from kfgen import fused, manifest, paths
+
+from kernel_fusion import _build, _info, _isa
+from kernel_fusion._library import Library
+from kernel_fusion._table import Op
+
+Dtypes = tuple[str, ...]
+
+
+@functools.cache
+def _generator() -> str:
+    """Of kfgen, its templates and kf's headers, and of this package's part of a library."""
+    native = hashlib.sha256(b"".join((_build.NATIVE / name).read_bytes() for name in ("packed.h", "pool.c")))
+    return f"{paths.digest()} {native.hexdigest()}"
+
+
+@functools.cache
+def compiler() -> str | None:
+    return _build.compiler()[0]
+
+
+class Own:
+    """Called as a Library is."""
+
+    def __init__(self, name: str, entry: dict[str, Any], label: str):
+        self.name, self.entry, self.label = name, entry, label
+        self.lock = threading.Lock()
+        self.made: dict[Dtypes, Any] = {}  # Library, or what stands in for one
+        self.dtypes: dict[str, Dtypes] = {}  # {function: its dtypes}
+
+    def of(self, op: Op) -> None:
+        """Learns the names of its functions."""
+        self.dtypes = {op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)}
+
+    def path(self, dtypes: Dtypes) -> pathlib.Path:
+        told = [self.name, self.entry, dtypes, _isa.runnable()[:1], _build.COMPILE, _build.LINK, _generator()]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+        return _info.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
+
+    def find(self, function: str) -> int:
+        """Whether there is such a function, or can be: 0, -1."""
+        return 0 if function in self.dtypes else -1
+
+    def lacks(self, function: str) -> NotImplementedError:
+        return NotImplementedError(f"kf.{self.label} has no {function}")
+
+    def call(self, function: str, *args: Any) -> None:
+        self.library(self.dtypes[function]).call(function, *args)
+
+    def library(self, dtypes: Dtypes) -> Any:
+        if dtypes not in self.made:
+            with self.lock:
+                if dtypes not in self.made:
+                    self.made[dtypes] = self._load(dtypes)
+        return self.made[dtypes]
+
+    def _load(self, dtypes: Dtypes) -> Any:
+        path = self.path(dtypes)
+        if path.exists():
+            try:
+                return Library(path)
+            except OSError:  # not what was written there
+                pass
+        if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
+            raise RuntimeError(f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE is set: call it once without, "
+                               "with the same KF_CACHE_DIR")
+        if compiler() is None:
+            from kernel_fusion._interpreted import Interpreted
+
+            warnings.warn(f"kf.{self.label}: there is no C compiler (apt install gcc libc6-dev), so NumPy computes it, slowly", stacklevel=9)
+            return Interpreted(self.manifest(dtypes))
+        self._compile(path, dtypes)
+        return Library(path)
+
+    def _compile(self, path: pathlib.Path, dtypes: Dtypes) -> None:
+        """In a file beside it, which then gets its name: several processes may do it at the same time."""
+        new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            _build.library(new, fused.selection(self.name, self.entry, list(dict.fromkeys(dtypes))), (*_isa.runnable(), _isa.BASE)[0], dtypes=dtypes)
+            os.replace(new, path)
+        except OSError as e:
+            raise OSError(e.errno, f"kf.{self.label}: its library cannot be kept ({e.strerror}); KF_CACHE_DIR chooses another directory", str(path)
+                          ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink()
+
+    def manifest(self, dtypes: Sequence[str]) -> Any:
+        return manifest.build(fused.selection(self.name, self.entry, list(dict.fromkeys(dtypes))))
+
+    def state(self) -> dict[str, str]:
+        """{dtypes: what computes them}, of those that were called."""
+        return {", ".join(d): str(getattr(made, "path", "NumPy: there is no C compiler")) for d, made in self.made.items()}

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.fuse and kf.fuse_row: an op of one's own from its formula, made by the same generator and templates as kf's own ops. The gradient is derived."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_fusion import _arguments, _compiled, _dispatch, _table
+
+DTYPES = {word: long for long, word in _arguments.LONG.items()}
+_made: dict[str, "Fused"] = {}
+
+
+class Fused:
+    """A function over NumPy arrays and PyTorch tensors. Its operands are its arguments in the order in which they were named."""
+
+    def __init__(self, entry: dict[str, Any], label: str):
+        from kfgen import entries, expr, frontend, fused
+
+        name = f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
+        try:
+            found = frontend.table(fused.selection(name, entry))["ops"][0]
+        except (entries.SpecError, expr.ExprError) as e:
+            raise ValueError(f"kf.{label}: {_said(e)}") from None
+        self._own = _compiled.Own(name, entry, label)
+        self._op = _table.entry(found, {"none": ()}, label, self._own)
+        self._own.of(self._op)
+        if "torch" in sys.modules:
+            _dispatch.look_for_torch()  # registers the op now, since torch.compile could not while it traces
+        self._function = _dispatch.make(self._op, "none")
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = self._function.__doc__
+        self.__signature__ = _arguments.signature(self._op, "none")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<kf.{self._op.label}>"
+
+    def _dtypes(self, dtype: Any) -> tuple[str, ...]:
+        word = _arguments.dtype_word(f"kf.{self._op.label}", dtype)
+        if (word,) not in self._op.dtypes:
+            known = ", ".join(long for word, long in DTYPES.items() if (word,) in self._op.dtypes)
+            raise TypeError(f"kf.{self._op.label}: dtype is {dtype}, expected one of {known}")
+        return (word,)
+
+    def source(self, dtype: Any = "float32", *, backward: bool = False, target: str = "c") -> str:
+        """The kernel as one text that needs no headers of kf: C, or target="cuda"."""
+        from kfgen import fused, names, source
+
+        if target not in ("c", "cuda"):
+            raise ValueError(f"kf.{self._op.label}: target is {target!r}, expected 'c' or 'cuda'")
+        if backward and self._op.backward is None:
+            raise ValueError(f"kf.{self._op.label} has no gradient")
+        dtypes = self._dtypes(dtype)
+        wanted = names.function(self._op.pattern, "none", dtypes, backward, cpu=target == "c")
+        return str(source.source(fused.selection(self._own.name, self._own.entry, list(dtypes)), wanted))
+
+    def explain(self, dtype: Any = "float32") -> str:
+        """The formulas of result and gradients, bytes and operations, and which library computes the dtypes that were called."""
+        made = self._own.manifest(self._dtypes(dtype))
+        lines = [f"kf.{self._op.label}, torch.ops.kf.{self._op.name}"]
+        for f in (f for f in made["functions"] if not f["state"]):
+            lines += ["", f"{'backward' if f['bwd'] else 'forward'}: {f['cpu_name']}", *(f"    {line}" for line in f["formula"]),
+                      f"    {f['cost']['bytes']} bytes, {f['cost']['flops']} operations"]
+        lines += ["", *(f"{d}: {what}" for d, what in self._own.state().items())] if self._own.made else ["", "nothing is compiled yet"]
+        return "\n".join(lines)
+
+
+def _said(error: Any) -> str:
+    """Of a spec entry's error, without the place in a file that does not exist."""
+    field = getattr(error, "field", "expr")
+    return f"{'the formula' if field == 'expr' else field} {error.problem}; {error.fix}" if hasattr(error, "problem") else str(error)
+
+
+def _fields(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(the fields of a spec entry, what messages call the op)."""
+    if not isinstance(text, (str, Mapping)) or not all(isinstance(t, str) for t in (text.values() if isinstance(text, Mapping) else ())):
+        raise TypeError(f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, or {{name: expression}}")
+    label = f"{what}({text if isinstance(text, str) else dict(text)!r})" if isinstance(text, Mapping) else f"{what}({text!r})"
+    operands: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
+    for name, value in named.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            scalars[name] = {"value": float(value)}
+        elif isinstance(value, Mapping) and "kind" not in value:
+            scalars[name] = {"value": value.get("default"), **value}
+        elif isinstance(value, (str, Mapping)):
+            operands[name] = value if isinstance(value, str) else dict(value)
+        else:
+            raise TypeError(f"kf.{label}: {name} is {type(value).__name__}, expected a kind of operand such as 'elem', or a number, the default of a "
+                            "scalar")
+    outputs = {"expr": text} if isinstance(text, str) else {"outputs": dict(text)}
+    dtypes = [o.get("dtype") for o in operands.values() if isinstance(o, dict)]
+    types = {"types": "weights"} if "U" in dtypes else {}
+    scalars_ = {"scalars": scalars} if scalars else {}
+    return {"brief": "an op of the program's own", "operands": operands, **scalars_, **outputs, **types, **more}, label
+
+
+def _fused(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]) -> Fused:
+    entry, label = _fields(what, text, named, more)
+    try:
+        key = json.dumps(entry)
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"kf.{label}: {e}") from None
+    if key not in _made:
+        _made[key] = Fused(entry, label)
+    return _made[key]
+
+
+def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:
+    """An op of elements, from its formula:
+
+        f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+        y = f(x, bias, gate)
+
+    expr: kf's expression language, kf's activations by name among its words; {name: expression} for several results.
+    operands: of each name in it the kind, "elem" (the result's shape), "row" (a value a column), "channel" (a value a channel, axis 1), or
+    {"kind": ..., "grad": False}; or a number, which makes it a scalar with that default.
+    ValueError says what is wrong with them.
+    """
+    return _fused("fuse", expr, operands, {})
+
+
+def fuse_row(expr: str | Mapping[str, str], /, *, saved: Mapping[str, str] | None = None, **operands: Any) -> Fused:
+    """An op over rows, the last axis: its formula may also call sum, mean, max, min and prod of one argument, which go over the row.
+
+        f = kf.fuse_row("x * rsqrt(mean(x * x) + eps) * (1 + w)", x="elem", w="row", eps=1e-6)
+
+    operands: as of fuse, and "per_row"; of "row" and "per_row" {"kind": "row", "absent": 1}, which may be left out.
+    saved: {name: expression} of values of a row that the gradient reads, so that it need not compute them again; expr may read them.
+    """
+    return _fused("fuse_row", expr, operands, {"family": "row"} | ({"saved": dict(saved)} if saved else {}))

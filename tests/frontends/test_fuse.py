@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.fuse and kf.fuse_row: values and gradients of formulas, random ones among them, against PyTorch in float64 and NumPy; the cache on disk; what
+there is without a compiler; what is refused, in which words."""
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import cases
+import kflib
+import kfpython
+import numpy as np
+import pytest
+import pytorch
+from kfpython import python
+
+torch = pytorch.load()
+
+import torch.nn.functional as F  # noqa: E402
+
+# The words of the expression language in PyTorch.
+WORDS = {
+    "exp": torch.exp, "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf, "abs": torch.abs, "where": torch.where, "gelu": F.gelu, "silu": F.silu,
+    "mish": F.mish, "softplus": F.softplus, "relu": F.relu, "hardswish": F.hardswish, "elu": F.elu, "selu": F.selu, "relu6": F.relu6,
+    "leaky_relu": lambda x, slope=0.01: F.leaky_relu(x, float(slope)), "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softsign": F.softsign,
+    "sum": lambda x: x.sum(-1, keepdim=True), "mean": lambda x: x.mean(-1, keepdim=True)}
+
+
+def _extreme(pair, whole):
+    return lambda *a: whole(a[0]) if len(a) == 1 else pair(*a)
+
+
+WORDS |= {"max": _extreme(torch.maximum, lambda x: x.amax(-1, keepdim=True)), "min": _extreme(torch.minimum, lambda x: x.amin(-1, keepdim=True))}
+SHAPE = (5, 7)
+
+
+def shape_of(operands):
+    return (3, 4, 2) if "channel" in operands.values() else SHAPE
+
+
+KINDS = {"elem": lambda s: s, "row": lambda s: s[-1:], "channel": lambda s: s[1:2], "per_row": lambda s: s[:-1]}
+DTYPES = {"f32": (torch.float32, 2e-5), "f64": (torch.float64, 1e-11), "f16": (torch.float16, 4e-3), "bf16": (torch.bfloat16, 3e-2)}
+
+
+def number(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class Tensors(ast.NodeTransformer):
+    """Numbers and conditions as PyTorch takes them."""
+
+    def visit_Constant(self, node):
+        return ast.Call(ast.Name("number", ast.Load()), [node], [])
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        return functools.reduce(lambda a, b: ast.BinOp(a, ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), b), node.values)
+
+
+def reference(text, names):
+    *before, value = ast.fix_missing_locations(Tensors().visit(ast.parse(text))).body
+    names = {**WORDS, **names, "number": number}
+    exec(compile(ast.Module(before, []), text, "exec"), names)
+    return eval(compile(ast.Expression(value.value), text, "eval"), names)
+
+
+def draw(operands, shape=SHAPE, dtype=torch.float64, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(KINDS[k if isinstance(k, str) else k["kind"]](shape), generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
+            for n, k in operands.items()}
+
+
+def close(got, want, tolerance, what):
+    error = (got.detach().double() - want.detach()).abs()
+    assert got.shape == want.shape and (error <= tolerance * (1 + want.detach().abs())).all(), f"{what}: {error.max()}"
+
+
+def compare(f, texts, operands, scalars, dtype, shape=SHAPE, seed=0):
+    """Every result, and the gradients of their weighted sum; NumPy gets the same bits."""
+    torch_dtype, tolerance = DTYPES[dtype]
+    given = draw(operands, shape, torch_dtype, seed)
+    exact = {n: t.detach().double().requires_grad_() for n, t in given.items()}
+    spread = {n: t[:, None] if KINDS["per_row"](shape) == t.shape and operands[n] == "per_row" else
+              t[:, None] if operands[n] == "channel" else t for n, t in exact.items()}
+    want = [reference(text, spread | {n: number(v) for n, v in scalars.items()}) for text in texts]
+    found = f(**given)
+    got = found if isinstance(found, tuple) else (found,)
+    want = [w.squeeze(-1) if w.dim() == g.dim() + 1 else w for g, w in zip(got, want)]
+    ups = [torch.randn(w.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(torch_dtype) for w in want]
+    for text, g, w in zip(texts, got, want):
+        close(g, w, tolerance, text)
+    mine = torch.autograd.grad(sum((g.double() * u).sum() for g, u in zip(got, ups)), list(given.values()))
+    theirs = torch.autograd.grad(sum((w * u.double()).sum() for w, u in zip(want, ups)), list(exact.values()), allow_unused=True)
+    for n, m, t in zip(given, mine, theirs):
+        close(m, torch.zeros_like(m).double() if t is None else t, 30 * tolerance, f"d{n} of {texts}")
+    if dtype != "bf16":
+        arrays = f(**{n: t.detach().numpy() for n, t in given.items()})
+        for a, g in zip(arrays if isinstance(arrays, tuple) else (arrays,), got):
+            assert a.tobytes() == g.detach().numpy().tobytes()
+
+
+EACH = [
+    ("gelu(x + bias) * gate", {"x": "elem", "bias": "row", "gate": "elem"}, {}),
+    ("silu(x) * y + mish(y) - leaky_relu(x, 0.3) + leaky_relu(y)", {"x": "elem", "y": "elem"}, {}),
+    ("t = exp(-abs(x)); where(x > low and y < 1, t * y, softplus(x) - low)", {"x": "elem", "y": "elem"}, {"low": -0.25}),
+    ("elu(x * w) + c", {"x": "elem", "w": "channel", "c": "channel"}, {})]
+ROWS = [
+    ("x * rsqrt(mean(x * x) + eps) * (1 + w)", {"x": "elem", "w": "row"}, {"eps": 1e-6}),
+    ("e = exp(x - max(x)); silu(e / sum(e)) * s", {"x": "elem", "s": "per_row"}, {}),
+    ("sum(gelu(x) * y)", {"x": "elem", "y": "elem"}, {})]
+
+
+def made(kf, text, operands, scalars):
+    return (kf.fuse_row if (text, operands, scalars) in ROWS else kf.fuse)(text, **operands, **scalars)
+
+
+@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS])
+def test_values_and_gradients(kf, text, operands, scalars):
+    f = made(kf, text, operands, scalars)
+    for dtype in cases.by_level(("f32", "bf16") if text == EACH[0][0] else ("f32",), tuple(DTYPES)):
+        compare(f, [text], operands, scalars, dtype, shape_of(operands))
+
+
+def test_several_results_and_saved_values(kf):
+    f = kf.fuse_row({"out": "(x - mu) * rstd", "top": "max(x)"}, saved={"mu": "mean(x)", "rstd": "rsqrt(mean((x - mu) * (x - mu)) + 1e-5)"}, x="elem")
+    x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
+    out, top = f(x)
+    close(out, F.layer_norm(x, (7,)), 1e-11, "out")
+    assert torch.equal(top, x.amax(-1))
+    assert torch.autograd.gradcheck(f, [x])
+
+
+def test_weights_of_another_dtype_and_absent_ones(kf):
+    f = kf.fuse_row("x * rsqrt(mean(x * x) + 1e-6) * w", x="elem", w={"kind": "row", "dtype": "U", "absent": 1})
+    x, w = torch.randn(SHAPE).bfloat16(), torch.randn(7, requires_grad=True)
+    want = F.rms_norm(x.float(), (7,), None, 1e-6)
+    close(f(x, w), (want * w).double(), 2e-2, "out")
+    close(f(x), want.double(), 2e-2, "without weights")
+    assert torch.autograd.grad(f(x, w).float().sum(), [w])[0].dtype == torch.float32
+
+
+def test_a_dropout(kf):
+    f = kf.fuse("dropout(silu(x)) + y", x="elem", y="elem")
+    x, y = torch.randn(2, 1000, dtype=torch.float64, requires_grad=True).unbind(0)
+    kept = f(x, torch.zeros_like(x), p=0.25, rng=(3, 4)) != 0
+    assert 600 < kept.sum() < 900
+    close(f(x, y, p=0.25, rng=(3, 4)), F.silu(x) * kept / 0.75 + y, 1e-12, "out")
+    assert torch.autograd.gradcheck(lambda x, y: f(x, y, p=0.25, rng=(3, 4)), [x[:40], y[:40]])
+    assert f(x, y, training=False).equal(f(x, y, p=0))
+
+
+# ---- random formulas
+
+
+def _texts(st):
+    """Formulas of x, y and b whose values and derivatives are of a size that float64 compares well."""
+    leaf = st.sampled_from(["x", "y", "b", "k", "0.5", "3", "-1.25"])
+
+    def grow(inner):
+        def call(form, *parts):
+            return st.tuples(*parts).map(lambda p: form.format(*p))
+
+        unary = st.sampled_from([*(f"{w}({{}})" for w in ("tanh", "sigmoid", "erf", "sin", "cos", "abs", "gelu", "silu", "mish", "softplus", "relu",
+                                                         "hardswish", "elu", "relu6", "gelu_tanh", "softsign")),
+                                 "exp(min({}, 2))", "log(1 + abs({}))", "sqrt(abs({}) + 0.5)", "rsqrt(abs({}) + 0.5)", "(-{})"])
+        binary = st.sampled_from(["({} + {})", "({} - {})", "({} * {})", "max({}, {})", "min({}, {})", "({} / (1 + abs({})))"])
+        return st.one_of(st.tuples(unary, inner).map(lambda p: p[0].format(p[1])), st.tuples(binary, inner, inner).map(lambda p: p[0].format(*p[1:])),
+                         call("where({} > {}, {}, {})", inner, inner, inner, inner))
+
+    return st.recursive(leaf, grow, max_leaves=8)
+
+
+def test_random_formulas(kf):
+    """Several of them are the results of one op, which is compiled once."""
+    hypothesis = pytest.importorskip("hypothesis")
+    st = hypothesis.strategies
+
+    @hypothesis.settings(max_examples=cases.by_level(2, 60), deadline=None, derandomize=True, database=None,
+                         phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(st.lists(_texts(st), min_size=6, max_size=6, unique=True))
+    def check(texts):
+        operands, scalars = {"x": "elem", "y": "elem", "b": "row"}, {"k": 0.75}
+        texts = ["x + y + b + k", *(f"tanh({t}) + x" for t in texts)]
+        f = kf.fuse({f"r{i}": t for i, t in enumerate(texts)}, **operands, **scalars)
+        compare(f, texts, operands, scalars, "f64", seed=len("".join(texts)))
+        tried.append(texts)
+
+    tried = []
+    check()
+    assert tried
+
+
+# ---- what PyTorch asks of it
+
+
+def test_torch(kf):
+    """opcheck, gradcheck, a graph of torch.compile, of torch.export; one tensor in two places."""
+    f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+    given = draw({"x": "elem", "bias": "row", "gate": "elem"})
+    assert torch.autograd.gradcheck(f, list(given.values()))
+    x, bias = given["x"], given["bias"]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, b: f(x, b, x).sum(), fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(fn(x, bias), [x, bias]) for fn in (compiled, lambda x, b: f(x, b, x).sum()))
+    assert all(torch.equal(g, w) for g, w in zip(got, want))
+    op = getattr(torch.ops.kf, f.__name__).default
+    torch.library.opcheck(op, (x.detach(), bias.detach(), x.detach()))
+
+    class Model(torch.nn.Module):
+        def forward(self, x, bias):
+            return f(x, bias, x)
+
+    program = torch.export.export(Model(), (x.detach(), bias.detach()))
+    assert f"kf.{f.__name__}" in str(program.graph) and torch.equal(program.module()(x.detach(), bias.detach()), f(x, bias, x))
+
+
+def test_autocast_and_strides(kf):
+    f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+    x = torch.randn(6, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert f(x.bfloat16(), x[0], x).dtype == torch.float32
+    assert torch.equal(f(x.t(), x[:, 0], x.t()), f(x.t().contiguous(), x[:, 0].contiguous(), x.t().contiguous()))
+
+
+def test_on_a_gpu_it_says_what_is_missing(kf):
+    """As torch's dispatcher calls it for tensors on cuda; and the import does without a driver, or with a broken one."""
+    f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    x = torch.randn(2, 3)
+    for op, more, name in ((getattr(torch.ops.kf, f.__name__).default, (x[0], x), "kf.fuse('gelu(x + bias) * gate')"),
+                           (torch.ops.kf.bias.default, (x[0], 0.0, 0.0, 0), "kf.bias")):
+        with pytest.raises(NotImplementedError, match=re.escape(f"{name}: no kernel for tensors on cuda: ")):
+            op.redispatch(cuda, x, *more)
+
+
+def test_a_broken_driver(tmp_path):
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    script = "import kernel_fusion as kf, numpy as np; print(kf.CUDA_AVAILABLE, kf.ops.relu(np.ones(2, 'f')).tolist())"
+    assert python(script, LD_LIBRARY_PATH=str(tmp_path)) == "False [1.0, 1.0]"
+
+
+# ---- what it tells
+
+
+def test_source_and_explain(kf, tmp_path):
+    """The source is a program's, without headers."""
+    f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+    f(*(np.ones(s, "f") for s in ((2, 3), 3, (2, 3))))
+    text = f.explain()
+    assert "dgate = dout * gelu(t0)" in text and "out = gelu(x + bias) * gate" in text and re.search(r"^f32: .*fused_.*\.so$", text, re.M)
+    (tmp_path / "own.c").write_text(f.source(backward=True) + f"int main(void) {{ return kf_cpu_{f.__name__}_bwd_f32 == 0; }}\n")
+    subprocess.run(["gcc", "-O1", tmp_path / "own.c", "-o", tmp_path / "own", "-lm"], check=True)
+    subprocess.run([tmp_path / "own"], check=True)
+    assert "__global__" in f.source("bfloat16", target="cuda") and f is kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+
+
+X, BIAS = np.ones((2, 3), "f"), np.ones(3, "f")
+SAID = [
+    (lambda kf: kf.fuse("gelu(x", x="elem"), ValueError, "kf.fuse('gelu(x'): the formula is not an expression: '(' was never closed"),
+    (lambda kf: kf.fuse("sinh(x)", x="elem"), ValueError, "kf.fuse('sinh(x)'): the formula calls `sinh`; the words are: abs, act, cos,"),
+    (lambda kf: kf.fuse("x + y", x="elem"), ValueError, "kf.fuse('x + y'): the formula reads `y`, which is not one of: x"),
+    (lambda kf: kf.fuse("x", x="elm"), ValueError, "operands x is {'kind': 'elm'}; give it a kind: elem, row, channel, half"),
+    (lambda kf: kf.fuse("silu(x, 1)", x="elem"), ValueError, "the formula calls `silu` with 2 arguments, it takes x"),
+    (lambda kf: kf.fuse("mean(x)", x="elem"), ValueError, "the formula calls `mean`, which this op's family does not have"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row", c="row"), ValueError, "operands `c` is not read by the expression"),
+    (lambda kf: kf.fuse("b + 1", b="row"), ValueError, 'operands has no operand with the shape of the result'),
+    (lambda kf: kf.fuse("x > 0", x="elem"), ValueError, "the formula is a condition; use where(condition, a, b)"),
+    (lambda kf: kf.fuse_row("x + 1", x="elem"), ValueError, "the formula reduces nothing over a row"),
+    (lambda kf: kf.fuse(3, x="elem"), TypeError, "kf.fuse: the formula is int, expected an expression in quotes"),
+    (lambda kf: kf.fuse("x", x=None), TypeError, "kf.fuse('x'): x is NoneType, expected a kind of operand"),
+    (lambda kf: kf.fuse("x * k", x="elem", k=1.0)(X, k="2"), TypeError, "kf.fuse('x * k'): k is str, expected a number"),
+    (lambda kf: kf.fuse("x * k", x="elem", k={"default": 1, "least": 0})(X, k=-2), ValueError, "kf.fuse('x * k'): k is -2, expected at least 0"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X), TypeError, "kf.fuse('x + b')(x, b, *, out=None): missing a required argument: 'b'"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS[:2]), ValueError,
+     "kf.fuse('x + b'): b has the shape (2,), expected (3,) beside x of the shape (2, 3)"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS.astype("d")), TypeError,
+     "kf.fuse('x + b'): b has the dtype f64, expected f32 beside x of f32"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X.astype("i4"), BIAS), TypeError, "kf.fuse('x + b'): x has the dtype i32, expected one of"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), torch.ones(2)), ValueError, "kf.fuse('x + b'): b has the shape (2,)"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), k=1), TypeError, "kf.fuse('x + b')() got an unexpected keyword argument 'k'"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row").source("int32"), TypeError, "kf.fuse('x + b'): dtype is int32, expected one of float32"),
+    (lambda kf: kf.fuse("x + b", x="elem", b="row").source(target="ptx"), ValueError, "target is 'ptx', expected 'c' or 'cuda'")]
+
+
+@pytest.mark.parametrize("number", range(len(SAID)))
+def test_what_is_refused(kf, number):
+    call, error, text = SAID[number]
+    with pytest.raises(error, match=re.escape(text)):
+        call(kf)
+
+
+# ---- the cache, and doing without a compiler
+
+SCRIPT = """
+import numpy as np, kernel_fusion as kf
+f = kf.fuse("silu(x) * 2.5 + b", x="elem", b="row")
+print(f(np.array([[0, 1]], "f"), np.array([1, -1], "f"))[0, 1].round(4))
+"""
+COMPUTED = "0.8276"
+
+
+def process(script, **environment):
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": path, **environment})
+
+
+def failing(**environment):
+    p = process(SCRIPT, **environment)
+    error = p.communicate()[1]
+    assert p.returncode == 1
+    return error.splitlines()[-1]
+
+
+def test_cache(tmp_path):
+    """Two processes compile it at the same time; later ones need no compiler; a file that is no library is made again."""
+    environment = {"KF_CACHE_DIR": str(tmp_path)}
+    assert "is not in" in failing(**environment, KF_OFFLINE="1") and not list(tmp_path.iterdir())
+    running = [process(SCRIPT, **environment) for _ in range(2)]
+    assert [p.communicate()[0].strip() for p in running] == [COMPUTED] * 2
+    [made] = tmp_path.iterdir()
+    assert python(SCRIPT, **environment, KF_OFFLINE="1", CC="none", PATH="") == COMPUTED
+    made.write_bytes(made.read_bytes()[:100])
+    assert python(SCRIPT, **environment) == COMPUTED and list(tmp_path.iterdir()) == [made] and made.stat().st_size > 1000
+    (tmp_path / "file").write_text("")
+    assert "KF_CACHE_DIR chooses another directory" in failing(KF_CACHE_DIR=str(tmp_path / "file" / "below"))
+
+
+def test_without_a_compiler(tmp_path):
+    """NumPy computes it, and a warning says so once."""
+    script = "import warnings; warnings.simplefilter('always')\n" + SCRIPT.replace("print(f(", "f(np.ones((1, 2), 'f'), np.ones(2, 'f')); print(f(")
+    out, error = process(script, CC="none", PATH="", KF_CACHE_DIR=str(tmp_path)).communicate()
+    assert out.strip() == COMPUTED and error.count("there is no C compiler") == 1 and not list(tmp_path.iterdir()), error
+
+
+def _both(kf, f, call):
+    """What is computed by the library, and by what stands in for it."""
+    from kernel_fusion._interpreted import Interpreted
+
+    own = f._own
+    compiled, kept = call(), dict(own.made)
+    own.made.update({d: Interpreted(own.manifest(d)) for d in kept})
+    try:
+        return compiled, call()
+    finally:
+        own.made.update(kept)
+
+
+@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS])
+def test_numpy_computes_the_same(kf, text, operands, scalars):
+    """Values and gradients, of rows that lie apart too."""
+    f = made(kf, text, operands, scalars)
+    for dtype in cases.by_level(("f32", "bf16") if text == EACH[0][0] else ("f32",), tuple(DTYPES)):
+        given = draw(operands, shape_of(operands), DTYPES[dtype][0])
+        wide = {n: torch.cat([t, t], -1).detach()[..., :t.shape[-1]].requires_grad_() if t.dim() > 1 else t for n, t in given.items()}
+
+        def call(wide=wide):
+            out = f(**wide)
+            return [out, *torch.autograd.grad(out.double().square().sum(), list(wide.values()))]
+
+        for got, want in zip(*_both(kf, f, call)):
+            close(got, want.double(), 40 * DTYPES[dtype][1], text)
+
+
+def test_numpy_drops_the_same(kf):
+    f = kf.fuse("dropout(silu(x)) + y", x="elem", y="elem")
+    x = torch.randn(3, 37, dtype=torch.float64)
+    got, want = _both(kf, f, lambda: f(x, torch.zeros_like(x), p=0.3, rng=(2**40 + 5, 2**50 + 1)))
+    assert ((got == 0) == (want == 0)).all() and (got == 0).any()
+    close(got, want, 1e-12, "dropout")
+
+
+def test_numpy_without_scipy(monkeypatch):
+    """What stands in for scipy.special."""
+    import scipy.special
+    from kernel_fusion import _interpreted
+
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    own, x = _interpreted.special(), np.linspace(-30, 30, 101)
+    for word in ("expit", "erf", "ndtr"):
+        assert np.allclose(getattr(own, word)(x), getattr(scipy.special, word)(x), 1e-13, 0), word
