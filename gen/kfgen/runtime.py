@@ -39,6 +39,12 @@ class Function:
         whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
         return next((a for a in whole if not self.unread(a)), whole[0])
 
+    def batch(self):
+        """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
+        size = self.first["axes"]["batch"]
+        apart = size and not self.dropout and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
+        return list(self.what).index(size) if apart else -1
+
     def arguments(self, *roles):
         return [a for a in self.first["arguments"] if a["role"] in roles]
 
@@ -105,7 +111,8 @@ class Function:
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd),
-            "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER", int(self.chooses_axis), int(self.groups)))
+            "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER",
+            int(self.chooses_axis), int(self.groups), self.batch()))
 
     def entry(self, f):
         known = {v["name"]: v["dtype"] for v in f["variables"]}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
-from runtime_calls import FUNCTIONS, Call, apart, of
+from runtime_calls import FUNCTION_OF, FUNCTIONS, Call, apart, of
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
@@ -75,15 +75,43 @@ def test_rows_apart(ops, ctx, launchers, f):
     call.same(moved)
 
 
+BY_BATCH = [f for f in FUNCTIONS if f["form"] != "flat" and FUNCTION_OF[f["op"], f["bwd"]].batch() >= 0]
+
+
+@pytest.mark.parametrize("f", BY_BATCH, ids=[f["name"] for f in BY_BATCH])
+def test_batches_in_any_order(ops, ctx, launchers, f):
+    """What is computed for each index of a batch, of tensors whose elements lie apart: some indices at a time."""
+    rng = np.random.default_rng(len(f["name"]))
+    call = Call(launchers, f, ops, ctx)
+    for way in ("function", "plan"):
+        call.same({n: apart(call.arrays[n], rng) for n in call.arrays if way == "plan" or rng.random() < 0.7}, way=way)
+
+
+def test_more_rows_than_a_block(ops, ctx):
+    """Rows of a transposed matrix, in several blocks, the last one smaller; and in place."""
+    rng = np.random.default_rng(0)
+    for rows, cols in ((157, 40), (3, 5000)):
+        x = rng.standard_normal((cols, rows)).astype(np.float32).T
+        wanted = np.exp(x - x.max(1, keepdims=True))
+        wanted /= wanted.sum(1, keepdims=True)
+        handles = {n: ops.over(ctx, x, 0) for n in ("x", "out")}
+        assert ops.call(ctx, of("softmax"), handles, 0, {}) == 0, ops.detail
+        assert np.allclose(x, wanted, atol=1e-6)
+        ops.destroy(*(("tensor", h) for h in handles.values()))
+
+
 def test_what_takes_a_copy(ops, ctx, launchers):
-    """No number says how its rows lie, or a row's elements lie apart."""
-    call = Call(launchers, of("softmax"), ops, ctx)
-    x, out = call.arrays["x"], call.arrays["out"]
-    rows = np.zeros((3, 2, 40), np.float32).transpose(1, 0, 2)
-    for name, array in (("x", np.ascontiguousarray(x.T).T), ("x", rows), ("out", rows), ("x", np.zeros((2, 3, 80), np.float32)[..., ::2])):
-        array[...] = out if name == "out" else x
+    """A sum over rows that lie in no launcher's way, a mask by an element's number, and one row of millions."""
+    for f, name in ((of("layer_norm_{act}", bwd=True), "x"), (of("layer_norm_{act}", bwd=True), "dx"), (of("{act}_dropout", activation="gelu"), "x")):
+        call = Call(launchers, f, ops, ctx)
+        array = np.ascontiguousarray(call.arrays[name].T).T
         code, _ = call.run({name: array})
-        assert ops.fails(code, "ERROR_UNSUPPORTED", f"kf_fused_softmax: {name} is [2, 3, 40]", "kf_tensor_copy makes one")
+        shape = ", ".join(map(str, array.shape))
+        assert ops.fails(code, "ERROR_UNSUPPORTED", f": {name} is [{shape}] with strides", "kf_tensor_copy makes one")
+    x = np.zeros((2**20 + 1, 2), np.float32)[:, 0]
+    handles = {n: ops.over(ctx, x, 0) for n in ("x", "out")}
+    assert ops.fails(ops.call(ctx, of("softmax"), handles, 0, {}), "ERROR_UNSUPPORTED", "x is [1048577] with strides [2], which takes a copy")
+    ops.destroy(*(("tensor", h) for h in handles.values()))
 
 
 def test_one_number_says_how_they_lie(ops, ctx):

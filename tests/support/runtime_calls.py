@@ -5,6 +5,7 @@ import cases
 import checks
 import numpy as np
 import runtime_ops
+from kfgen import runtime
 
 # Of the CPU: of each layout some.
 OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
@@ -12,6 +13,7 @@ OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act
 MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
                           ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
 FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
+FUNCTION_OF = {(f.op, f.bwd): f for f in runtime.functions(MADE)}
 
 
 def of(op, dtype="f32", activation="none", bwd=False):

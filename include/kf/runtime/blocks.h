@@ -1,20 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/blocks.h: elements that lie in any way, of ops that visit them one by one: a block at a time by way of dense memory. */
+/* kf/runtime/blocks.h: tensors that lie in any way, of ops that compute elements, or the indices of a batch, one by one: a block at a time
+   by way of dense memory. */
 #ifndef KF_RUNTIME_BLOCKS_H
 #define KF_RUNTIME_BLOCKS_H
 
 #include "kf/runtime/launch.h"
 
-/* Elements of a block. On a GPU a launch takes microseconds, in which it moves megabytes. */
+/* Elements of a block: on a GPU a launch takes microseconds, in which it moves megabytes. And of one index of a batch: of more it would be
+   a copy of the tensor, which is the caller's to make. */
 #define KFI_RT_BLOCK 2048
+#define KFI_RT_WIDEST (1 << 20)
 #ifndef KFI_RT_BLOCK_OF_GPU
 #define KFI_RT_BLOCK_OF_GPU (1 << 22)
 #endif
 
-/* How all tensors of a call go over its elements, the innermost dimension last. */
+/* How all tensors of a call go over the dimensions that are cut into blocks, the innermost last: all of an op that visits elements one by
+   one, else those of its batch, whose indices it computes apart from each other. What a tensor has behind them, `rest`, goes along whole.
+ */
 typedef struct {
     int ndim;
     int64_t size[KF_MAX_DIMS], stride[KFI_RT_TENSORS][KF_MAX_DIMS];
+    int rest[KFI_RT_TENSORS];         /* the first dimension of a tensor's own behind them */
+    int64_t elements[KFI_RT_TENSORS]; /* of its rest */
+    int64_t widest;                   /* the most of those that are cut */
 } kfi_rt_grid;
 
 static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
@@ -22,36 +30,52 @@ static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
     kfi_rt_swap(g->size, i);
     for (int k = 0; k < count; ++k) kfi_rt_swap(g->stride[k], i);
 }
-/* Dimensions in the order of the first output's memory; neighbours that all tensors go over as one are one. */
+/* Whether an operand has the dimensions that are cut: else it is the same for all blocks. */
+static int kfi_rt_is_cut(const kfi_rt_op *op, int k) { return op->any_order || op->operands[k].extent[0] == op->batch; }
+/* Neighbours that all tensors go over as one are one. */
+static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
+{
+    int last = 0;
+    for (int i = 1; i < g->ndim; ++i) {
+        int one = 1;
+        for (int k = 0; k < count; ++k) one &= g->stride[k][last] == g->stride[k][i] * g->size[i];
+        if (one)
+            g->size[last] *= g->size[i];
+        else
+            g->size[++last] = g->size[i];
+        for (int k = 0; k < count; ++k) g->stride[k][last] = g->stride[k][i];
+    }
+    if (g->ndim) g->ndim = last + 1;
+    if (!g->ndim) g->ndim = 1, g->size[0] = 1;
+}
+/* Dimensions in the order of the first output's memory. */
 static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m)
 {
-    const int count = c->op->operand_count;
+    const kfi_rt_op *const op = c->op;
+    const int count = op->operand_count, cut = op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
     kfi_rt_grid g;
     int by = 0;
     memset(&g, 0, sizeof g);
-    while (by < count - 1 && !(c->tensors[by] && c->op->operands[by].is_out)) ++by;
-    for (int d = 0; d < m->ndim; ++d) {
+    g.widest = 1;
+    while (by < count - 1 && !(c->tensors[by] && op->operands[by].is_out)) ++by;
+    for (int k = 0; k < count; ++k) {
+        const kf_tensor_t *const t = c->tensors[k];
+        g.rest[k] = !t || op->any_order ? KF_MAX_DIMS : kfi_rt_is_cut(op, k) ? cut : 0;
+        g.elements[k] = 1;
+        for (int d = g.rest[k]; t && d < t->ndim; ++d) g.elements[k] *= t->shape[d];
+        if (kfi_rt_is_cut(op, k) && g.elements[k] > g.widest) g.widest = g.elements[k];
+    }
+    for (int d = 0; d < cut; ++d) {
         if (m->shape[d] == 1) continue;
         g.size[g.ndim] = m->shape[d];
         for (int k = 0; k < count; ++k) {
             const kf_tensor_t *const t = c->tensors[k];
-            const int own = t ? d - (m->ndim - t->ndim) : -1;
+            const int own = !t || !kfi_rt_is_cut(op, k) ? -1 : op->any_order ? d - (m->ndim - t->ndim) : d;
             g.stride[k][g.ndim] = own >= 0 && t->shape[own] != 1 ? t->strides[own] : 0;
         }
         for (int i = g.ndim++; i > 0 && g.stride[by][i - 1] < g.stride[by][i]; --i) kfi_rt_exchange(&g, count, i);
     }
-    int last = 0;
-    for (int i = 1; i < g.ndim; ++i) {
-        int one = 1;
-        for (int k = 0; k < count; ++k) one &= g.stride[k][last] == g.stride[k][i] * g.size[i];
-        if (one)
-            g.size[last] *= g.size[i];
-        else
-            g.size[++last] = g.size[i];
-        for (int k = 0; k < count; ++k) g.stride[k][last] = g.stride[k][i];
-    }
-    if (g.ndim) g.ndim = last + 1;
-    if (!g.ndim) g.ndim = 1, g.size[0] = 1;
+    kfi_rt_join_grid(&g, count);
     return g;
 }
 /* A block: of dimensions before `along` one index each, of that one `size` from `at` on, and the others whole. */
@@ -65,7 +89,7 @@ static kfi_rt_block kfi_rt_first_block(const kfi_rt_grid *g, int64_t limit)
     memset(&b, 0, sizeof b);
     b.inner = 1;
     for (b.along = g->ndim - 1; b.along > 0 && b.inner * g->size[b.along] < limit; --b.along) b.inner *= g->size[b.along];
-    b.most = limit / b.inner;
+    b.most = limit / b.inner < g->size[b.along] ? limit / b.inner : g->size[b.along];
     return b;
 }
 /* The next one; 0: there is none. */
@@ -80,69 +104,105 @@ static int kfi_rt_next_block(const kfi_rt_grid *g, kfi_rt_block *b)
     return 0;
 }
 /* Where a tensor's elements of a block begin, and how they lie beside those of dense memory. */
-static int64_t kfi_rt_lay(const kfi_rt_grid *g, const kfi_rt_block *b, int k, int64_t size, kfi_rt_pair *dense_and_own)
+static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int k, int64_t size,
+                          kfi_rt_pair *dense_and_own)
 {
-    int64_t at = 0, dense = 1, side[KF_MAX_DIMS];
+    const kf_tensor_t *const t = c->tensors[k];
+    int64_t at = 0, dense = 1, side[2 * KF_MAX_DIMS];
     memset(dense_and_own, 0, sizeof *dense_and_own);
-    for (int d = 0; d <= b->along; ++d) at += b->index[d] * g->stride[k][d];
-    for (int d = g->ndim - 1; d >= b->along; --d) {
-        side[d] = dense;
-        dense *= g->size[d];
+    for (int d = t->ndim - 1; d >= g->rest[k]; --d) side[KF_MAX_DIMS + d] = dense, dense *= t->shape[d];
+    if (kfi_rt_is_cut(c->op, k)) {
+        for (int d = 0; d <= b->along; ++d) at += b->index[d] * g->stride[k][d];
+        for (int d = g->ndim - 1; d >= b->along; --d) side[d] = dense, dense *= g->size[d];
+        for (int d = b->along; d < g->ndim; ++d)
+            kfi_rt_add_dimension(dense_and_own, d == b->along ? size : g->size[d], side[d], g->stride[k][d]);
     }
-    for (int d = b->along; d < g->ndim; ++d)
-        kfi_rt_add_dimension(dense_and_own, d == b->along ? size : g->size[d], side[d], g->stride[k][d]);
+    for (int d = g->rest[k]; d < t->ndim; ++d) kfi_rt_add_dimension(dense_and_own, t->shape[d], side[KF_MAX_DIMS + d], t->strides[d]);
     kfi_rt_join_dimensions(dense_and_own);
     return at;
 }
 static int kfi_rt_lies_dense(const kfi_rt_pair *p) { return p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1); }
-/* The op on one block: what lies dense where it is, the rest moved to or from `room`, of `place` bytes an operand. */
-static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b, char *room,
-                                    size_t place)
+
+/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the launcher's workspace. */
+typedef struct {
+    char *of[KFI_RT_TENSORS], *workspace;
+    size_t workspace_bytes;
+    void *all;
+} kfi_rt_room;
+static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b, kfi_rt_room *room)
+{
+    const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
+    size_t at[KFI_RT_TENSORS], bytes = 0;
+    int64_t *const cut = &m->n[c->op->any_order ? 0 : c->op->batch];
+    const int64_t sizes[] = {b->most * b->inner, g->size[b->along] % b->most * b->inner}, whole = *cut;
+    memset(room, 0, sizeof *room);
+    for (int i = 0; i < 2 && launcher->space; ++i) {
+        *cut = sizes[i];
+        const size_t wanted = sizes[i] ? launcher->space(m->n) : 0;
+        if (wanted > room->workspace_bytes) room->workspace_bytes = wanted;
+    }
+    *cut = whole;
+    bytes = (room->workspace_bytes + 255) / 256 * 256;
+    for (int k = 0; k < c->op->operand_count; ++k) {
+        at[k] = bytes;
+        if (!m->t[k]) continue;
+        const int64_t elements = g->elements[k] * (kfi_rt_is_cut(c->op, k) ? sizes[0] : 1);
+        bytes += ((size_t)elements * kfi_rt_width(c->tensors[k]->dtype) + 255) / 256 * 256;
+    }
+    room->all = kf_pool_allocate(c->ctx, bytes, c->stream);
+    if (!room->all) return KF_ERROR_OUT_OF_MEMORY;
+    room->workspace = (char *)room->all;
+    for (int k = 0; k < c->op->operand_count; ++k) room->of[k] = room->workspace + at[k];
+    return KF_SUCCESS;
+}
+/* The op on one block: what lies dense where it is, the rest moved to or from the room. */
+static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b,
+                                    const kfi_rt_room *room)
 {
     const kfi_rt_op *const op = c->op;
     const kfi_rt_device *const device = c->ctx->device;
     const int64_t left = g->size[b->along] - b->index[b->along], size = left < b->most ? left : b->most;
-    void *const *const whole = m->t;
+    int64_t *const cut = &m->n[op->any_order ? 0 : op->batch];
+    const int64_t whole = *cut;
     void *t[KFI_RT_TENSORS];
     kf_result_t result = KF_SUCCESS;
-    m->n[0] = size * b->inner;
+    *cut = size * b->inner;
     for (int pass = 0; pass < 2; ++pass) {
         for (int k = 0; k < op->operand_count && result == KF_SUCCESS; ++k) {
             kfi_rt_pair p, back;
             if (pass == 0) t[k] = NULL;
-            if (!whole[k] || (pass && !op->operands[k].is_out)) continue;
+            if (!m->t[k] || (pass && !op->operands[k].is_out)) continue;
             const size_t width = kfi_rt_width(c->tensors[k]->dtype);
-            char *const own = (char *)whole[k] + kfi_rt_lay(g, b, k, size, &p) * (int64_t)width, *const side = room + (size_t)k * place;
+            char *const own = (char *)m->t[k] + kfi_rt_lay(c, g, b, k, size, &p) * (int64_t)width;
             const int is_dense = kfi_rt_lies_dense(&p);
-            if (pass == 0) t[k] = is_dense ? own : side;
+            if (pass == 0) t[k] = is_dense ? own : room->of[k];
             if (is_dense || pass != op->operands[k].is_out) continue;
             back = p;
             memcpy(back.to, p.from, sizeof back.to);
             memcpy(back.from, p.to, sizeof back.from);
-            result = pass ? device->move(op->name, c->ctx, own, side, &back, width, c->stream)
-                          : device->move(op->name, c->ctx, side, own, &p, width, c->stream);
+            result = pass ? device->move(op->name, c->ctx, own, room->of[k], &back, width, c->stream)
+                          : device->move(op->name, c->ctx, room->of[k], own, &p, width, c->stream);
         }
-        if (pass == 0 && result == KF_SUCCESS) result = kfi_rt_launch(c, m, t, NULL, NULL, 0);
+        if (pass == 0 && result == KF_SUCCESS)
+            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL, room->workspace_bytes);
     }
+    *cut = whole;
     return result;
 }
 static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
 {
-    const int on_gpu = c->ctx->device->type == KF_DEVICE_CUDA;
+    const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU : KFI_RT_BLOCK;
     const kfi_rt_grid g = kfi_rt_make_grid(c, m);
-    kfi_rt_block b = kfi_rt_first_block(&g, on_gpu ? KFI_RT_BLOCK_OF_GPU : KFI_RT_BLOCK);
-    const int64_t count = m->n[0], block = b.most * b.inner, most = count < block ? count : block;
-    const size_t place = ((size_t)most * 8 + 255) / 256 * 256; /* of the widest dtype */
-    char *const room = (char *)kf_pool_allocate(c->ctx, (size_t)c->op->operand_count * place, c->stream);
-    if (!room) return KF_ERROR_OUT_OF_MEMORY;
-    kf_result_t result = KF_SUCCESS;
+    kfi_rt_block b = kfi_rt_first_block(&g, limit > g.widest ? limit / g.widest : 1);
+    kfi_rt_room room;
+    kf_result_t result = kfi_rt_make_room(c, m, &g, &b, &room);
+    if (result != KF_SUCCESS) return result;
     int more = 1;
     while (more && result == KF_SUCCESS) {
-        result = kfi_rt_run_block(c, m, &g, &b, room, place);
+        result = kfi_rt_run_block(c, m, &g, &b, &room);
         more = kfi_rt_next_block(&g, &b);
     }
-    m->n[0] = count;
-    (void)kf_pool_deallocate(c->ctx, room, c->stream);
+    (void)kf_pool_deallocate(c->ctx, room.all, c->stream);
     return result;
 }
 

@@ -33,6 +33,13 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
     }
     return KF_SUCCESS;
 }
+/* Whether a call can be made for some indices of its batch at a time. */
+static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_made *m)
+{
+    int64_t elements = 1;
+    for (int d = op->batch < 0 ? 0 : kfi_rt_end(m, op->size[op->batch]); d < m->ndim; ++d) elements *= m->shape[d];
+    return op->batch >= 0 && elements <= KFI_RT_WIDEST;
+}
 /* Checks a call and finds what it is made of. */
 static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
 {
@@ -49,7 +56,11 @@ static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
         if (!m->t[i]) continue;
         if (op->any_order)
             m->in_blocks |= !t->is_dense || t->count != m->n[0];
-        else if (!kfi_rt_set_strides(c, m, &op->operands[i], t))
+        else if (kfi_rt_set_strides(c, m, &op->operands[i], t))
+            continue;
+        else if (kfi_rt_fits_blocks(op, m))
+            m->in_blocks = 1;
+        else
             return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, op->operands[i].name,
                                "is %s with strides %s, which takes a copy: kf_tensor_copy makes one", kfi_rt_list(t->shape, t->ndim).text,
                                kfi_rt_list(t->strides, t->ndim).text);
@@ -61,7 +72,10 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
 {
     if (!m->in_blocks) return kfi_rt_run_whole(c, m);
     const kf_result_t result = kfi_rt_check_blocks(c);
-    return result == KF_SUCCESS && m->n[0] ? kfi_rt_run_blocks(c, m) : result;
+    if (result != KF_SUCCESS) return result;
+    int64_t elements = 1; /* of none the launcher knows what to do, whichever way they lie */
+    for (int i = 0; i < m->ndim; ++i) elements *= m->shape[i];
+    return elements ? kfi_rt_run_blocks(c, m) : kfi_rt_run_whole(c, m);
 }
 static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {

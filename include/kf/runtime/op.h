@@ -80,6 +80,7 @@ struct kfi_rt_op {
     unsigned char dropout, refuses_empty;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;
+    signed char batch; /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
 };
 
 /* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
