@@ -24,13 +24,14 @@ a: NDArray[Any] = kf.ops.layer_norm_gelu(array, eps=1e-5)
 t: torch.Tensor = kf.ops.fused_layer_norm_gelu(tensor, torch.nn.Parameter(tensor[0]))
 both: tuple[torch.Tensor, torch.Tensor] = kf.ops.add_rms_norm(tensor, tensor)
 kf.ops.sum(array, dim=None)
+module: torch.nn.Module = torch.nn.Sequential(kf.nn.LayerNorm(8, activation="gelu"), kf.nn.ELU(alpha=2.0), kf.nn.QuickGELU())
 kf.ops.layer_norm_gelu(array, epsilon=1e-5)
 kf.ops.bias_relu(array)
 kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
-SAID = {12: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"', 13: 'Missing positional argument "bias" in call to "bias_relu"',
-        14: 'Value of type variable "A" of "add" cannot be', 15: "Incompatible types in assignment"}
+SAID = {13: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"', 14: 'Missing positional argument "bias" in call to "bias_relu"',
+        15: 'Value of type variable "A" of "add" cannot be', 16: "Incompatible types in assignment"}
 
 
 def test_mypy(tmp_path):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf's fused deep-learning kernels for Python: `import kernel_fusion as kf`. Importing it needs no framework, compiler or GPU.
 
-kf.ops          every op, over NumPy arrays
+kf.ops          every op, over NumPy arrays and PyTorch tensors
+kf.nn           modules of PyTorch over them
 kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
+kf.kernels      the C launchers as they are, unchecked
 kf.info()       which library is used, and what was copied
 """
 
@@ -13,6 +15,8 @@ from kernel_fusion._info import cuda_available, get_include, info, version
 from kernel_fusion._library import get_threads, set_threads
 
 if TYPE_CHECKING:
+    from kernel_fusion import kernels as kernels
+    from kernel_fusion import nn as nn
     from kernel_fusion import ops as ops
     from kernel_fusion._fuse import fuse as fuse
     from kernel_fusion._fuse import fuse_row as fuse_row
@@ -20,14 +24,14 @@ if TYPE_CHECKING:
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "fuse", "fuse_row", "get_include", "get_threads", "info", "ops", "set_threads"]
+__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "fuse", "fuse_row", "get_include", "get_threads", "info", "kernels", "nn", "ops", "set_threads"]
 __version__ = version()
 
 
 def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
-    if name == "ops":
-        return importlib.import_module("kernel_fusion.ops")
+    if name in ("kernels", "nn", "ops"):
+        return importlib.import_module(f"kernel_fusion.{name}")
     if name in ("fuse", "fuse_row"):
         found = getattr(importlib.import_module("kernel_fusion._fuse"), name)
         globals()[name] = found

@@ -97,9 +97,9 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
 
 
 def stubs(package: pathlib.Path) -> None:
-    """ops.pyi, as the package says that has this folder's table."""
+    """As the package says that has this folder's table."""
     path = os.pathsep.join([str(package.parent), *sys.path])
-    subprocess.run([sys.executable, "-m", "kernel_fusion._stubs", str(package / "ops.pyi")], check=True, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run([sys.executable, "-m", "kernel_fusion._stubs", str(package)], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def build(package: pathlib.Path) -> None:

@@ -87,7 +87,10 @@ def names() -> list[str]:
     return sorted([*_table.functions(), *_table.aliases(), "call"])
 
 
-def call(name: str, *args: Any, activation: str | None = None, **kwargs: Any) -> Any:
-    """An op by its name and, where it has one, its activation: call("layer_norm", x, weight, bias, activation="gelu")."""
+def word(name: str, activation: str | None = None) -> str:
+    """A function of kf.ops by its op, which any of its names says, and its activation."""
     op, act = _table.find(name, activation)
-    return lookup(op.word(act))(*args, **kwargs)
+    return op.word(act)
+
+
+word._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it and does not trace it: of names, it is what it is

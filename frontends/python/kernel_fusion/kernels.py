@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf's C launchers as they are: no shapes, dtypes or devices are looked at, nothing is made contiguous, no result is made, no gradient recorded.
+What does not fit reads and writes memory that is none of its own.
+
+    kf.kernels.fusion.bias_gelu_f32(x, bias, out, rows, cols)
+    kf.kernels.reduction.sum_f32(x, out, outer, axis, inner)
+
+elementwise    of tensors of one shape alone
+reduction      over an axis
+fusion         all others: with operands that are broadcast, over rows, losses
+
+A function's arguments are those of the C launcher in their order: tensors, as arrays, PyTorch tensors, addresses or None; sizes; strides, of those
+that have them, as a sequence of the struct's fields, or None; integers, scalars; p, seed and offset. The workspace is the function's own. dir() of a
+group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from kernel_fusion import _library, _table
+from kernel_fusion._table import Op
+
+GROUPS = ("elementwise", "fusion", "reduction")
+
+
+def _group(op: Op) -> str:
+    if op.family == "reduce":
+        return "reduction"
+    return "elementwise" if set(op.parts.values()) == {"all"} else "fusion"
+
+
+@functools.cache
+def _functions(group: str) -> dict[str, tuple[Op, str, tuple[str, ...], bool]]:
+    found = {}
+    for op in _table.ops().values():
+        if _group(op) == group:
+            for activation in op.activations:
+                for dtypes in op.dtypes:
+                    for backward in (False, True) if op.backward else (False,):
+                        found[op.function(activation, dtypes, backward).removeprefix("kf_")] = op, activation, dtypes, backward
+    return found
+
+
+def _names(op: Op, activation: str, backward: bool) -> tuple[list[str], list[str]]:
+    """(tensors, the rest) of a launcher's arguments."""
+    call = op.direction(backward)
+    scalars = [v.name for v in (*call.scalars, *op.scalars[activation])]
+    rest = [*call.sizes, *(["strides"] if call.strides else []), *(v.name for v in call.integers), *scalars]
+    return [t.name for t in (*call.inputs, *call.outputs)], rest + (["p", "seed", "offset"] if op.dropout else [])
+
+
+def _address(tensor: Any) -> int | None:
+    if tensor is None or isinstance(tensor, int):
+        return tensor
+    at: int = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return at
+
+
+def _make(name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward: bool) -> Callable[..., None]:
+    function, call = op.function(activation, dtypes, backward), op.direction(backward)
+    tensors, rest = _names(op, activation, backward)
+    given, sizes = len(tensors), len(call.sizes)
+    end = sizes + bool(call.strides) + len(call.integers)
+    count, library = given + len(rest), _library.library()
+    if library.find(function) < 0:
+        raise library.lacks(function)
+
+    def kernel(*args: Any) -> None:
+        if len(args) != count:
+            raise TypeError(f"kf.kernels.{_group(op)}.{name} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given")
+        more = args[given:]
+        numbers, strides = more[:sizes], more[sizes] if call.strides else None
+        scalars = more[end:-2] if op.dropout else more[end:]
+        rng = (ctypes.c_uint64 * 2)(*more[-2:]) if op.dropout else None
+        library.call(function, [_address(a) for a in args[:given]], [*numbers, *more[sizes + bool(call.strides):end]], strides, scalars,
+                     None if rng is None else ctypes.addressof(rng), call.workspace)
+
+    kernel.__name__ = kernel.__qualname__ = name
+    kernel.__module__ = f"kernel_fusion.kernels.{_group(op)}"
+    kernel.__doc__ = f"{function}'s C launcher: {op.brief}{', its gradient' if backward else ''}. Nothing is checked but what the launcher checks."
+    kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in (*tensors, *rest)])
+    return kernel
+
+
+class Group:
+    """Functions, made when they are asked for."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        found = _functions(self._name).get(name)
+        if found is None:
+            raise AttributeError(f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists what there is")
+        made = _make(name, *found)
+        self.__dict__[name] = made
+        return made
+
+    def __dir__(self) -> list[str]:
+        return sorted(_functions(self._name))
+
+
+elementwise, fusion, reduction = (Group(name) for name in GROUPS)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module for each activation, made of the table. Its type stub, activations.pyi, is generated."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import _classes, _dispatch, _table
+from kernel_fusion._table import Value
+
+
+def only(module: str, **given: Any) -> None:
+    """Refuses arguments that PyTorch has and kf has not. given: (what was given, all that it may be)."""
+    for name, (value, *known) in given.items():
+        if value not in known:
+            raise ValueError(f"kf.nn.{module}: {name} is {value}, expected {' or '.join(map(str, known))}")
+
+
+def _attribute(twin: type[torch.nn.Module], activation: str, scalar: str) -> str:
+    """What PyTorch calls a scalar: elu_alpha is ELU's alpha."""
+    return scalar if scalar in inspect.signature(twin).parameters else scalar.removeprefix(f"{activation}_")
+
+
+def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
+    base: Any = getattr(torch.nn, name)
+    function, names = _dispatch.lookup(activation), {s.name: _attribute(base, activation, s.name) for s in scalars}
+    fixed = {p.name: p.default for p in inspect.signature(base).parameters.values() if p.name not in (*names.values(), "inplace")
+             and p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty}
+
+    class Module(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            only(name, **{n: (getattr(self, n), default) for n, default in fixed.items()})
+
+        def forward(self, input: Tensor) -> Any:
+            return function(input, **{scalar: float(getattr(self, own)) for scalar, own in names.items()})
+
+    return Module
+
+
+def _own(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
+    function, defaults = _dispatch.lookup(activation), {s.name: s.default for s in scalars}
+
+    class Module(torch.nn.Module):
+        def __init__(self, **kwargs: float):
+            super().__init__()
+            unknown = kwargs.keys() - defaults
+            if unknown:
+                raise TypeError(f"kf.nn.{name} has no {sorted(unknown)[0]}; its arguments: {', '.join(defaults) or 'none'}")
+            self.scalars = defaults | kwargs
+
+        def forward(self, input: Tensor) -> Any:
+            return function(input, **self.scalars)
+
+        def extra_repr(self) -> str:
+            return ", ".join(f"{n}={v}" for n, v in self.scalars.items())
+
+    return Module
+
+
+def _gelu() -> type[torch.nn.Module]:
+    functions = {"none": _dispatch.lookup("gelu"), "tanh": _dispatch.lookup("gelu_tanh")}
+
+    class Module(torch.nn.GELU):
+        def __init__(self, approximate: str = "none"):
+            super().__init__(approximate)
+            only("GELU", approximate=(approximate, *functions))
+
+        def forward(self, input: Tensor) -> Any:
+            return functions[self.approximate](input)
+
+    return Module
+
+
+def _make(name: str, activation: str) -> type[torch.nn.Module]:
+    scalars = _table.find("act", activation)[0].scalars[activation]
+    made = _gelu() if name == "GELU" else (_twin if hasattr(torch.nn, name) else _own)(name, activation, scalars)
+    made.__name__ = made.__qualname__ = name
+    made.__module__ = __name__
+    made.__doc__ = f"kf.ops.{activation} as a module{f', in place of torch.nn.{name}' if hasattr(torch.nn, name) else ''}."
+    return made
+
+
+globals().update({name: _make(name, activation) for name, activation in _classes.activations().items()})
+__all__ = list(_classes.activations())

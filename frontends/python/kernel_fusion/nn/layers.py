@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gates, softmax, dropout."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import ops
+from kernel_fusion.nn.norms import _Activated
+
+
+class GLU(torch.nn.GLU):
+    """PyTorch's: the first half times the sigmoid of the second. The halves are copied apart."""
+
+    def forward(self, input: Tensor) -> Any:
+        first, second = input.chunk(2, self.dim)
+        return ops.sigmoid_mul(second, first)
+
+
+class ActGLU(_Activated):
+    """act(the first half of the last axis) times the second: of a product that gives gate and value side by side."""
+
+    op = "act_glu"
+
+    def __init__(self, activation: str):
+        super().__init__()
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Any:
+        return self.call(input)
+
+
+class SwiGLU(ActGLU):
+    def __init__(self) -> None:
+        super().__init__("silu")
+
+
+class GEGLU(ActGLU):
+    def __init__(self) -> None:
+        super().__init__("gelu")
+
+
+class ReGLU(ActGLU):
+    def __init__(self) -> None:
+        super().__init__("relu")
+
+
+def _along(function: Any, x: Tensor, dim: int | None, name: str) -> Tensor:
+    if dim is None:
+        raise ValueError(f"kf.nn.{name}: dim is None, expected a dimension")
+    last = dim in (-1, x.dim() - 1)
+    found: Tensor = function(x if last else x.movedim(dim, -1))
+    return found if last else found.movedim(-1, dim)
+
+
+class Softmax(torch.nn.Softmax):
+    """Along another dimension than the last the input is copied."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _along(ops.softmax, input, self.dim, "Softmax")
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """Along another dimension than the last the input is copied."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _along(ops.log_softmax, input, self.dim, "LogSoftmax")
+
+
+class Dropout(_Activated, torch.nn.Dropout):
+    """act(input), of which elements are dropped."""
+
+    op = "act_dropout"
+
+    def __init__(self, p: float = 0.5, inplace: bool = False, activation: str = "none"):
+        super().__init__(p, inplace)
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Any:
+        return self.call(input, p=self.p, training=self.training)

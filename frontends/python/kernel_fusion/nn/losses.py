@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses. Targets have the inputs' shape and dtype, or are labels; nothing is broadcast. What is summed over rows is float32 beside 2-byte inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import _dispatch, ops
+from kernel_fusion.nn.activations import only
+
+
+def _elements(name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[str, ...] = (), **fixed: Any) -> Any:
+    """The class of a loss of elements, whose mean and sum are functions of their own. absent: tensors that kf does not take."""
+    functions = {"none": _dispatch.lookup(op), "mean": _dispatch.lookup(f"{op}_mean"), "sum": _dispatch.lookup(f"{op}_sum")}
+    base: Any = getattr(torch.nn, name)
+
+    class Module(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            only(name, **{n: (getattr(self, n), value) for n, value in fixed.items()}, **{n: (getattr(self, n), None) for n in absent},
+                 reduction=(self.reduction, *functions, *(("batchmean",) if op == "kl_div" else ())))
+
+        def forward(self, input: Tensor, target: Tensor) -> Any:
+            given = {n: float(getattr(self, n)) for n in scalars}
+            if self.reduction == "none":
+                return functions["none"](input, target, **given)
+            if self.reduction == "batchmean":
+                return functions["sum"](input, target, dim=None, **given) / input.shape[0]
+            return functions[self.reduction](input, target, dim=None, **given)
+
+    Module.__name__ = Module.__qualname__ = name
+    Module.__module__ = __name__
+    Module.__doc__ = f"kf.ops.{op}, {op}_mean and {op}_sum, in place of torch.nn.{name}."
+    return Module
+
+
+MSELoss: type[torch.nn.MSELoss] = _elements("MSELoss", "mse")
+L1Loss: type[torch.nn.L1Loss] = _elements("L1Loss", "l1")
+HuberLoss: type[torch.nn.HuberLoss] = _elements("HuberLoss", "huber", ("delta",))
+BCEWithLogitsLoss: type[torch.nn.BCEWithLogitsLoss] = _elements("BCEWithLogitsLoss", "bce_with_logits", absent=("weight", "pos_weight"))
+KLDivLoss: type[torch.nn.KLDivLoss] = _elements("KLDivLoss", "kl_div", log_target=False)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Classes, which are PyTorch's second dimension, are the last: copied where they are not."""
+    return x if x.dim() < 3 else x.movedim(1, -1)
+
+
+def _weights_of(label: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
+    """What a mean is divided by."""
+    counts = label != ignored
+    if weight is None:
+        return counts.sum()
+    return torch.where(counts, weight[torch.where(counts, label, 0)], 0).sum()
+
+
+def _reduced(loss: Tensor, reduction: str, count: Any) -> Tensor:
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / count()
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.weight is not None:
+            only("CrossEntropyLoss with weight", label_smoothing=(self.label_smoothing, 0.0))
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        x = _rows(input)
+        if target.is_floating_point():
+            if self.weight is not None or self.label_smoothing:
+                raise ValueError("kf.nn.CrossEntropyLoss: target is a distribution, which goes with neither weight nor label_smoothing")
+            loss = ops.cross_entropy_soft(x, _rows(target))
+            return _reduced(loss, self.reduction, lambda: loss.numel())
+        if self.weight is None:
+            loss = ops.cross_entropy(x, target, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+        else:
+            loss = ops.cross_entropy_weighted(x, target, self.weight, ignore_index=self.ignore_index)
+        return _reduced(loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index))
+
+
+class NLLLoss(torch.nn.NLLLoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss = ops.nll(_rows(input), target, self.weight, ignore_index=self.ignore_index)
+        return _reduced(loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index))

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms: torch.nn's, with an activation behind them; and those with a residual in front, which PyTorch has not."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_fusion import _dispatch, ops
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """In which statistics are kept."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class _Activated(torch.nn.Module):
+    """Says which of an op's functions it calls."""
+
+    op = ""
+    activation = "none"
+
+    def _chosen(self, activation: str) -> None:
+        _dispatch.word(self.op, activation)  # ValueError: there is none
+        self.activation = activation
+
+    def call(self, *args: Any, op: str = "", **kwargs: Any) -> Any:
+        return getattr(ops, _dispatch.word(op or self.op, self.activation))(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        own = super().extra_repr()
+        return own if self.activation == "none" else ", ".join(part for part in (own, f"activation={self.activation}") if part)
+
+
+class _LastAxes(_Activated):
+    """Of a shape that may be of several axes, which are one to kf."""
+
+    normalized_shape: tuple[int, ...]
+    weight: Tensor | None
+
+    def flat(self, x: Tensor) -> Tensor:
+        n = len(self.normalized_shape)
+        if tuple(x.shape[-n:]) != tuple(self.normalized_shape):
+            raise ValueError(f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}, expected (..., "
+                             f"{', '.join(map(str, self.normalized_shape))})")
+        return x if n == 1 else x.flatten(-n)
+
+    def weights(self) -> tuple[Tensor | None, Tensor | None]:
+        return tuple(None if t is None else t.flatten() for t in (self.weight, getattr(self, "bias", None)))  # type: ignore[return-value]
+
+
+class LayerNorm(_LastAxes, torch.nn.LayerNorm):  # type: ignore[misc]
+    op = "layer_norm"
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        found: Tensor = self.call(self.flat(input), *self.weights(), eps=self.eps)
+        return found.view(input.shape)
+
+
+class RMSNorm(_LastAxes, torch.nn.RMSNorm):  # type: ignore[misc]
+    op = "rms_norm"
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+
+    def epsilon(self, x: Tensor) -> float:
+        """As PyTorch: without one, that of the dtype which is computed in."""
+        return float(torch.finfo(wide(x)).eps if self.eps is None else self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.call(self.flat(x), self.weights()[0], eps=self.epsilon(x))
+        return found.view(x.shape)
+
+
+class GemmaRMSNorm(_LastAxes):
+    """x * rstd * (1 + weight), weight beginning with 0."""
+
+    op = "gemma_rms_norm"
+
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__()
+        self.normalized_shape, self.eps = (dim,), eps
+        self.weight = torch.nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self.flat(x), self.weight, eps=self.eps)
+
+
+class AddLayerNorm(LayerNorm):
+    """(act(layer_norm(x + residual)), x + residual)"""
+
+    op = "add_layer_norm"
+
+    def forward(self, input: Tensor, residual: Tensor) -> Any:  # type: ignore[override]
+        out, added = self.call(self.flat(input), self.flat(residual), *self.weights(), eps=self.eps)
+        return out.view(input.shape), added.view(input.shape)
+
+
+class AddRMSNorm(RMSNorm):
+    """(act(rms_norm(x + residual)), x + residual)"""
+
+    op = "add_rms_norm"
+
+    def forward(self, x: Tensor, residual: Tensor) -> Any:  # type: ignore[override]
+        out, added = self.call(self.flat(x), self.flat(residual), self.weights()[0], eps=self.epsilon(x))
+        return out.view(x.shape), added.view(x.shape)
+
+
+class GroupNorm(_Activated, torch.nn.GroupNorm):
+    op = "group_norm"
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Any:
+        return self.call(input, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
+
+
+class _InstanceNorm(_Activated):
+    op = "instance_norm"
+    _check_input_dim: Any
+    _get_no_batch_dim: Any
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+        if getattr(self, "track_running_stats", False):
+            raise ValueError(f"kf.nn.{type(self).__name__}: track_running_stats is True, expected False")
+
+    def forward(self, input: Tensor) -> Any:
+        self._check_input_dim(input)
+        if input.dim() == self._get_no_batch_dim():
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        return self.call(input, self.weight, self.bias, eps=self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    pass
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    pass
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    pass
+
+
+class _BatchNorm(_Activated):
+    op = "batch_norm_train"
+    _check_input_dim: Any
+    running_mean: Any
+    running_var: Any
+    num_batches_tracked: Any
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Any:
+        self._check_input_dim(input)
+        if self.training or self.running_mean is None:
+            return self._of_batch(input)
+        acc = wide(input)
+        weight = self.running_var.new_ones(()).expand_as(self.running_var) if self.weight is None else self.weight
+        bias = self.running_mean.new_zeros(()).expand_as(self.running_mean) if self.bias is None else self.bias
+        return self.call(input, *(t.to(acc) for t in (self.running_mean, self.running_var, weight, bias)), eps=self.eps, op="batch_norm")
+
+    def _of_batch(self, x: Tensor) -> Any:
+        """By the statistics of what is given, from which the running ones learn."""
+        if x.numel() == x.shape[1]:
+            raise ValueError(f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}: one value for each channel has no variance")
+        running: tuple[Any, Any] = (None, None)
+        momentum: Any = self.momentum
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
+            running = self.running_mean, self.running_var
+        kept = [None if t is None else t.to(wide(x)) for t in running]
+        out = self.call(x, *kept, self.weight, self.bias, eps=self.eps, momentum=0.0 if momentum is None else momentum)
+        for own, new in zip(running, kept):
+            if own is not new:  # of another dtype
+                own.copy_(new)
+        return out
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    pass
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    pass
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    pass
