@@ -9,6 +9,7 @@
 /* Elements of a block: on a GPU a launch takes microseconds, in which it moves megabytes. And of one index of a batch: of more it would be
    a copy of the tensor, which is the caller's to make. */
 #define KFI_RT_BLOCK 2048
+#define KFI_RT_ACROSS 32768 /* where tensors lie across each other: tiles want several rows */
 #define KFI_RT_WIDEST (1 << 20)
 #ifndef KFI_RT_BLOCK_OF_GPU
 #define KFI_RT_BLOCK_OF_GPU (1 << 22)
@@ -189,10 +190,25 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
     *cut = whole;
     return result;
 }
+/* Whether some tensor's elements do not lie nearest along its last dimension. */
+static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
+{
+    for (int k = 0; k < c->op->operand_count; ++k) {
+        const kf_tensor_t *const t = c->tensors[k];
+        if (!t || !kfi_rt_is_cut(c->op, k)) continue;
+        const int in_rest = g->rest[k] < t->ndim;
+        const int64_t last = in_rest ? t->strides[t->ndim - 1] : g->stride[k][g->ndim - 1];
+        for (int d = 0; d < (in_rest ? g->ndim : g->ndim - 1); ++d)
+            if (g->stride[k][d] && g->stride[k][d] < last) return 1;
+    }
+    return 0;
+}
 static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
 {
-    const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU : KFI_RT_BLOCK;
     const kfi_rt_grid g = kfi_rt_make_grid(c, m);
+    const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU
+                          : kfi_rt_goes_across(c, &g)            ? KFI_RT_ACROSS
+                                                                 : KFI_RT_BLOCK;
     kfi_rt_block b = kfi_rt_first_block(&g, limit > g.widest ? limit / g.widest : 1);
     kfi_rt_room room;
     kf_result_t result = kfi_rt_make_room(c, m, &g, &b, &room);

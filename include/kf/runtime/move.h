@@ -65,15 +65,65 @@ static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const cha
         kfi_rt_scatter(to + done * to_stride * (int64_t)to_width, together, to_stride, to_width, run);
     }
 }
+/* A tile of elements of one dtype, by way of memory of its own, so that each line of the cache is touched at one time: those of a side that
+   lie a power of two apart would drive each other out. */
+#define KFI_RT_TILE 32
+#define KFI_RT_TILED(name, type)                                                                                                           \
+    static void name(char *to, const char *from, int rows, int cols, const int64_t *to_strides, const int64_t *from_strides)               \
+    {                                                                                                                                      \
+        type tile[KFI_RT_TILE][KFI_RT_TILE];                                                                                               \
+        for (int c = 0; c < cols; ++c)                                                                                                     \
+            for (int r = 0; r < rows; ++r)                                                                                                 \
+                memcpy(&tile[r][c], from + (r * from_strides[0] + c * from_strides[1]) * (int64_t)sizeof(type), sizeof(type));             \
+        for (int r = 0; r < rows; ++r)                                                                                                     \
+            for (int c = 0; c < cols; ++c)                                                                                                 \
+                memcpy(to + (r * to_strides[0] + c * to_strides[1]) * (int64_t)sizeof(type), &tile[r][c], sizeof(type));                   \
+    }
+KFI_RT_TILED(kfi_rt_tile_1, uint8_t)
+KFI_RT_TILED(kfi_rt_tile_2, uint16_t)
+KFI_RT_TILED(kfi_rt_tile_4, uint32_t)
+KFI_RT_TILED(kfi_rt_tile_8, uint64_t)
+#undef KFI_RT_TILED
+/* The plane of the dimensions along which the source and the target lie side by side. */
+static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, int by, int in, size_t width)
+{
+    void (*const tile)(char *, const char *, int, int, const int64_t *, const int64_t *) = width == 1   ? kfi_rt_tile_1
+                                                                                           : width == 2 ? kfi_rt_tile_2
+                                                                                           : width == 4 ? kfi_rt_tile_4
+                                                                                                        : kfi_rt_tile_8;
+    const int64_t to_strides[] = {p->to[by], p->to[in]}, from_strides[] = {p->from[by], p->from[in]}, bytes = (int64_t)width;
+    for (int64_t r = 0; r < p->size[by]; r += KFI_RT_TILE)
+        for (int64_t c = 0; c < p->size[in]; c += KFI_RT_TILE) {
+            const int rows = p->size[by] - r < KFI_RT_TILE ? (int)(p->size[by] - r) : KFI_RT_TILE;
+            const int cols = p->size[in] - c < KFI_RT_TILE ? (int)(p->size[in] - c) : KFI_RT_TILE;
+            tile(to + (r * to_strides[0] + c * to_strides[1]) * bytes, from + (r * from_strides[0] + c * from_strides[1]) * bytes, rows,
+                 cols, to_strides, from_strides);
+        }
+}
+/* The dimension along which elements lie nearest to each other: the last one where others are as near, or have hardly any. */
+static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
+{
+    int found = p->ndim - 1;
+    for (int i = p->ndim - 1; i >= 0; --i)
+        if (strides[i] && p->size[i] >= 8 && (!strides[found] || p->size[found] < 8 || strides[i] < strides[found])) found = i;
+    return found;
+}
+/* A plane is gone over at once where the two sides lie across each other, else a run of the last dimension. */
 static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_dtype, const kfi_rt_pair *p)
 {
-    const int in = p->ndim - 1;
+    const int by = kfi_rt_nearest(p, p->from), nearest = kfi_rt_nearest(p, p->to), across = to_dtype == from_dtype && by != nearest;
+    const int in = across ? nearest : p->ndim - 1;
     int64_t index[KF_MAX_DIMS] = {0}, to_at = 0, from_at = 0;
     for (;;) {
-        kfi_rt_copy_run(to + to_at * (int64_t)kfi_rt_width(to_dtype), p->to[in], to_dtype,
-                        from + from_at * (int64_t)kfi_rt_width(from_dtype), p->from[in], from_dtype, p->size[in]);
-        int i = in - 1;
+        char *const target = to + to_at * (int64_t)kfi_rt_width(to_dtype);
+        const char *const source = from + from_at * (int64_t)kfi_rt_width(from_dtype);
+        if (across)
+            kfi_rt_copy_plane(target, source, p, by, in, kfi_rt_width(to_dtype));
+        else
+            kfi_rt_copy_run(target, p->to[in], to_dtype, source, p->from[in], from_dtype, p->size[in]);
+        int i = p->ndim - 1;
         for (; i >= 0; --i) {
+            if (i == in || (across && i == by)) continue;
             to_at += p->to[i], from_at += p->from[i];
             if (++index[i] < p->size[i]) break;
             to_at -= p->to[i] * p->size[i], from_at -= p->from[i] * p->size[i];

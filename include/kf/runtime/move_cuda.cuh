@@ -185,14 +185,6 @@ static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pai
     void *args[] = {&to, &from, &r};
     return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, KFI_RT_MOVE_UNITS >> r.log), args, stream);
 }
-// The dimension along which elements lie nearest to each other, among those of more than a few; that of whole rows where all are alike.
-static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
-{
-    int found = p->ndim - 1;
-    for (int i = p->ndim - 1; i >= 0; --i)
-        if (strides[i] && p->size[i] >= 8 && (!strides[found] || p->size[found] < 8 || strides[i] < strides[found])) found = i;
-    return found;
-}
 static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_pair *p, int along_to, int along_from, size_t width,
                                       const kf_stream_t *stream)
 {
