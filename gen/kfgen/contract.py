@@ -20,7 +20,8 @@ def formulas(k):
         return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
     lines, texts = _write(k.graph, [root for _, root, _ in results])
-    return lines + [f"{part} = " + (f"sum over {k.summed_over} of {text}" if s.role == "sum" else text) for (part, _, s), text in zip(results, texts)]
+    added = [f"sum over {k.summed_over} of {text}" if s.role == "sum" else text for (_, _, s), text in zip(results, texts)]
+    return lines + [f"{part} = {text}{f' + beta * {part}' if k.accumulates else ''}" for (part, _, _), text in zip(results, added)]
 
 
 def one_line(text):

@@ -23,7 +23,7 @@ def things():
     tensors = [a for a in arguments if "kind" in a]
     return {"manifest": [m], "function": m["functions"], "tensor": tensors, "argument": [a for a in arguments if "kind" not in a],
             "index": [a["index"] for a in tensors if a["index"]], "variable": [v for f in m["functions"] for v in f["variables"]],
-            "axes": [f["axes"] for f in m["functions"]], "statements": list(m["statements"].values()),
+            "axes": [f["axes"] for f in m["functions"] if f["axes"]], "statements": list(m["statements"].values()),
             "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]], "cost": [f["cost"] for f in m["functions"]],
             "activation": m["activations"], "op": m["ops"], "alias": m["aliases"]}
 

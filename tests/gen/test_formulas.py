@@ -18,8 +18,9 @@ BY_FORMULA = {f["statements"]: f for f in reversed(MANIFEST["functions"]) if f["
 # Every op in both directions, and every activation.
 SAMPLE = [name for name, f in BY_FORMULA.items() if f["activation"] in ("none", "gelu") or f["op"] in ("{act}", "layer_norm_{act}")]
 TORCH = {"abs", "amax", "amin", "arange", "as_tensor", "broadcast_to", "cat", "clamp", "cos", "erf", "erfc", "exp", "expm1", "float64", "full", "log",
-                   "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where"}
-METHODS = {"reshape", "to", "dtype", "device"}
+                   "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where",
+                   "zeros"}
+METHODS = {"reshape", "to", "dtype", "device", "index_add"}
 
 
 class NoLibrary:
@@ -38,7 +39,7 @@ def environment(call):
     f = call.f
     found = dict(zip(f["sizes"], call.sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), mask_of(call)))
     for name, a in call.tensors.items():
-        if a["role"] == "in" and not a["unread"]:
+        if (a["role"] == "in" and not a["unread"]) or call.scalars.get("beta"):
             whole = STORAGE[a["dtype"]] not in (np.uint16, np.float32, np.float64)
             found[name] = call.data[name] if whole else to_float(call.data[name], a["dtype"])
     return found

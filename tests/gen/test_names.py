@@ -87,7 +87,7 @@ FAMILY = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "amax", "amin", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
-    "any_nonfinite": (0, True, 4, False)}
+    "any_nonfinite": (0, True, 4, False), "embedding": (0, True, 4, True)}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
@@ -202,6 +202,9 @@ IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
 
 OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "reduce": ("reduced",),
              "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of", "channels_of")}
+for _op in spec.load().ops.values():  # of families whose ops differ in their expressions alone, kf's own
+    if _op.family not in ("map", "reduce", "row"):
+        OF_FAMILY[_op.family] = (*OF_FAMILY.get(_op.family, ()), names.stem(_op.pattern))
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +230,8 @@ def test_reserved_words_are_complete(of_families, family, ext):
     if ext == ".cuh" and family == "map":
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
+    own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
+            for v in (o.name, *o.values, *op.scalars) for n in (v, f"d{v}")}
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
     own |= {*FAMILIES[family].names}

@@ -73,7 +73,8 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
 
 
 def test_depfile(tmp_path):
-    kfgen("render", "--out", tmp_path / "out", "--depfile", tmp_path / "deps.d", "--ops", "add,bias,layer_norm,batch_norm,sum", "--dtypes", "f32")
+    ops = "add,bias,layer_norm,batch_norm,sum,embedding"
+    kfgen("render", "--out", tmp_path / "out", "--depfile", tmp_path / "deps.d", "--ops", ops, "--dtypes", "f32")
     target, _, rest = (tmp_path / "deps.d").read_text().partition(": ")
     assert pathlib.Path(target).is_file()
     listed = {pathlib.Path(p) for p in rest.split()}

@@ -2,7 +2,10 @@
 """The shapes and values that every function is run on. KF_LEVEL: 1 for CI, some functions (selection.gate); 2 all of them on more
 shapes, and what else CI has no time for; 3 everything."""
 
+import functools
+import importlib.util
 import os
+import pathlib
 
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
 SHARE = 6  # of planted faults level 1 compiles and runs one in so many
@@ -61,9 +64,47 @@ SUMS = {"rows": [[(2100, 12), 0]], "planes": [[(1300, 2, 9), 0]], "groups": [[(7
 LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [outer, axis, inner]
 
 
+FAMILIES = pathlib.Path(__file__).parents[1] / "families"
+
+
+@functools.cache
+def _of_family(name):
+    path = FAMILIES / f"{name}.py"
+    if not path.is_file():
+        return None
+    found = importlib.util.spec_from_file_location(f"kft_family_{name}", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def own(f):
+    """What a family has of its own (tests/families): shapes, how its tensors are drawn, and what they should be. None: it is one of those that
+    lie as elements or rows."""
+    return _of_family(f["family"])
+
+
+def like(table, found):
+    """A family's own shapes as a table of other ones has them."""
+    sample = next(iter([entry for entry in table.values() if entry]), [])
+    shapes_ = [entry for entry in found if all(entry[0])][:5]
+    if not isinstance(sample, list):
+        return shapes_[0][0]
+    if not sample or isinstance(sample[0][0], int):
+        return [sizes for sizes, _ in shapes_]
+    return [[*entry] if len(sample[0]) < 3 else (entry[0], "normal", entry[1]) for entry in shapes_]
+
+
+def most_launches(f):
+    """Of a call: two for each pass over an axis that is shared out."""
+    return getattr(own(f), "LAUNCHES", 2) if own(f) else 7 if f["family"] == "reduce" else 2
+
+
 def of_form(f, table, *default):
     """What a table {how the tensors of a function lie: shapes} has for a function. A form that it does not know is an error."""
     form = LIKE.get(f["form"], f["form"])
+    if form not in table and not default and (found := own(f)):
+        return like(table, found.SHAPES)
     return table.get(form, *default) if default else table[form]
 
 
@@ -112,7 +153,7 @@ def of_count(f, count, rest):
 
 def walks(f):
     """Whether its blocks walk down the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
-    return f["scratch"] and f["family"] != "reduce" and not planes(f) and not groups(f)
+    return f["scratch"] and f["family"] != "reduce" and not own(f) and not planes(f) and not groups(f)
 
 
 def parts(groups, cols):
@@ -142,6 +183,8 @@ def share_of(f, table):
 
 def shapes(f, whole=None):
     """whole: with rows of every length class; otherwise those that have them have them (whole_table), the others a share from level 2 on."""
+    if found := own(f):
+        return found.SHAPES if LEVEL == 1 else found.SHAPES + found.MORE[::4] if LEVEL == 2 else found.SHAPES + found.MORE
     tables = {"flat": (FLAT, FLAT_2), "rows": (ROWS, ROWS_2), "planes": (PLANES, PLANES_2), "heads": (HEADS, HEADS_2), "groups": (GROUPS, GROUPS_2)}
     base, more = of_form(f, tables)
     if f["family"] == "reduce":
@@ -158,7 +201,7 @@ def runs(f, long=False, whole=None):
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
     lengthy = {"map": [], "row": rows_of(f, LONG + WALKED if whole_table(f) else share_of(f, LONG)) if f["family"] == "row" else [],
                "reduce": REDUCED_LONG}
-    found, more = [], lengthy[f["family"]] if long else []
+    found, more = [], lengthy.get(f["family"], []) if long else []
     for i, (sizes, shift) in enumerate(shapes(f, whole) + more):
         one = (VALUES[0 if [sizes, shift] in of_form(f, SUMS, []) else i % 3],)
         for values in VALUES if i == 0 or LEVEL > 2 else one:

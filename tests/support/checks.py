@@ -9,6 +9,7 @@ import ctypes
 import functools
 import math
 
+import cases
 import numpy as np
 import row_checks
 from kfgen import oracle
@@ -150,15 +151,20 @@ class Layout:
         self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"
         rng = np.random.default_rng([seed, *self.sizes, len(f["name"])])
         self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
-        self.rows = f["family"] != "map"
+        self.own = cases.own(f)
+        self.rows = f["family"] != "map" and not self.own
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
         self.scalars = {k: v if isinstance(v, int) else float(self.scalar_type(v)) for k, v in f["scalars"].items()}
+        if self.own:
+            self.own.prepare(self)
         alias = dict(inplace)
         self.place, at = places(f, sizes, shift, alias)
         self.data = {}
         for name, a in self.tensors.items():
             shape = shape_of(f, sizes, a)
-            if a["role"] == "in":
+            if self.own:
+                array = self.own.draw(rng, self, a, values)
+            elif a["role"] == "in":
                 mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
                 array = row_checks.draw(rng, self, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
             else:
@@ -222,6 +228,8 @@ class Layout:
             raise Failure(f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
 
     def check(self, got, weights=None):
+        if self.own:
+            return self.own.check(self, got, weights)
         if self.rows:
             return row_checks.check(self, got, weights)
         check(self.f, self.kernel, self.act, self.sizes, self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,

@@ -40,11 +40,6 @@ def extents(f):
     return (1, 40, 2) if f["family"] == "reduce" else cases.of_form(f, EXTENTS)
 
 
-def most_launches(f):
-    """Of a call: two for each pass over an axis that is shared out."""
-    return 7 if f["family"] == "reduce" else 2
-
-
 def tensors_of(f):
     return [a for a in f["arguments"] if "kind" in a]
 
@@ -136,4 +131,4 @@ class Call:
         wrong = changed[~allowed[changed]]
         assert not wrong.size, f"{self.name} with {what} wrote at byte {wrong[0]} of {self.at}"
         if self.lib.backend == "cuda" and writes:
-            assert 1 <= launches <= most_launches(self.f), f"{self.name} with {what}: {launches} launches"
+            assert 1 <= launches <= cases.most_launches(self.f), f"{self.name} with {what}: {launches} launches"

@@ -6,11 +6,12 @@ import pathlib
 
 from kfgen.entries import NAME
 from kfgen.families.family import Family
+from kfgen.families.lookup import Lookup
 from kfgen.families.map import Map
 from kfgen.families.reduce import Reduce
 from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce())}
+FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup())}
 OWN = {}  # {folder: family}
 
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `lookup`: rows of a table by their numbers; the table's gradient is added up by sorting the numbers."""
+
+import functools
+
+from kfgen import derive
+from kfgen.dtypes import DTYPE
+from kfgen.expr import gradient
+from kfgen.families.family import Family, wrong
+from kfgen.families.lookup_c import LookupC
+from kfgen.families.lookup_cuda import LookupCuda
+from kfgen.formulas import LIBRARIES, elementwise
+from kfgen.kernel import Kernel, Tensor
+
+SKIPPED = "padding_idx"  # the number whose row has no gradient
+
+
+class LookupKernel(Kernel):
+    form = "lookup"
+    accumulates = property(lambda self: self.bwd)
+    summed_over = "the rows that have its number"
+
+    @functools.cached_property
+    def cuda(self):
+        return LookupCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return LookupC(self)
+
+    def _build(self):
+        op, family = self.op, self.family
+        self.graph, env, outs = family.graph(op)
+        dtype_of = {"T": self.dtype, "i64": DTYPE["i64"]}
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "table" else "input", o.dtype, o.values)
+                         for o in op.operands]
+        self.table, self.number = (next(s for s in self.operands if s.kind == kind) for kind in ("table", "number"))
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [Tensor("out", "elem", self.dtype, "out", "output", "T", ("out",), exprs=[outs["out"]])]
+        else:
+            dout = self.graph.var("dout")
+            [slope] = gradient(self.graph, {outs["out"]: dout}, [env[self.table.name]]).values()
+            slope = self.graph.const(0) if slope is None else slope
+            self.inputs = [*self.operands, Tensor("dout", "elem", self.dtype, "in", "gradient", "T", ("dout",), of="out")]
+            self.outputs = [Tensor(f"d{self.table.name}", "table", self.dtype, "sum", "gradient", "T", (f"d{self.table.name}",), of=self.table.name,
+                                   exprs=[slope], required=False)]
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = self.graph.variables(self.roots) | {self.number.name}
+        for s in self.inputs:
+            s.reads = "always" if s.name in read else "never"
+        self.streams = self.inputs + self.outputs
+        self.integers, self.keeps = list(op.integers), False
+        self.scalars = [s for s in op.scalars if s not in op.integers]
+
+    @property
+    def added(self):
+        return []  # its own kernel adds up
+
+    @property
+    def scratch(self):
+        return self.bwd
+
+    @property
+    def workspace_note(self):
+        return "; for the sorted numbers"
+
+    @property
+    def unread_scalars(self):
+        return [s for s in super().unread_scalars if s != SKIPPED or not self.bwd]
+
+    def below(self, stream):
+        return "vocab" if stream.name == self.number.name else None
+
+    def touched(self, stream):
+        return self.extents if stream.kind == "table" and not self.bwd else self.shape(stream)
+
+    @property
+    def element_codes(self):
+        """How many elements each tensor has, as core/lookup.h reads it."""
+        return "".join({"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs)
+
+
+class Lookup(Family):
+    kernel = LookupKernel
+    name = "lookup"
+    title = "Rows of tables"
+    forms = {"lookup": {"elem": "rows, cols", "table": "vocab, cols", "number": "rows"}}
+    sizes = {"lookup": "rows, cols, vocab"}
+    kinds = ("table", "number")
+    indices = ("number",)
+    codes = {"table": 2, "number": 4}
+    integers = True
+    names = ("across", "begin", "beta", "col", "end", "from", "group", "ids", "inside", "item", "lane", "line", "old", "places", "tiles", "to",
+             "vocab")
+
+    def dtypes(self, kind, grad):
+        return ("i64",) if kind == "number" else ()
+
+    def check_operands(self, f, operands):
+        kinds = sorted(o.kind for o in operands)
+        number = next((o for o in operands if o.kind == "number"), None)
+        if kinds != ["number", "table"] or number.dtype != "i64" or number.grad:
+            fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "i64", grad = false } }'
+            raise f.error("operands", f"are {', '.join(kinds)}", fix)
+
+    def graph(self, op):
+        return derive.element_graph(op)
+
+    def check(self, op, graph, env, outputs):
+        if set(outputs) != {"out"} or op.dropout or op.has_act or op.types != "one":
+            raise wrong(op, "expr", "is more than one result of one dtype, without {act} and dropout", "write the rest as an op of its own")
+        if op.integers != (SKIPPED,):
+            fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the number whose row has no gradient'
+            raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
+
+    def statements(self, k, act, library):
+        lib = LIBRARIES[library]
+        number, table, result = k.number.name, k.table.name, k.outputs[0].name
+        where = f"({number} >= 0) & ({number} < vocab)" + (f" & ({number} != {SKIPPED})" if k.bwd else "")
+        lines = [f"there = ({where}).reshape(rows, 1)", f"place = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
+        if k.table.reads != "never":
+            lines.append(f"{table} = {lib.name}.where(there, {table}[place], float('nan'))" if not k.bwd else f"{table} = {table}[place]")
+        own, [text] = elementwise(k, act, library)
+        lines += own
+        if not k.bwd:
+            return [*lines, f"{result} = {text}"]
+        lines.append(f"terms = {lib.name}.where(there, {text}, 0.0)")
+        if library == "numpy":
+            lines += ["sums = np.zeros((vocab, cols), terms.dtype)", "np.add.at(sums, place, terms)"]
+        else:
+            lines += ["sums = torch.zeros((vocab, cols), dtype=terms.dtype, device=terms.device).index_add(0, place, terms)"]
+        return [*lines, f"{result} = sums + beta * {result} if beta else sums"]

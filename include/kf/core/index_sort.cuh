@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the order in which a gradient adds up what many
+// rows give to one. A stable counting sort by digits of 8 bits, the lowest first, in three launches a digit:
+//
+// count    a block counts the digits of its tile;
+// scan     a block per digit adds up those of all tiles before each one;
+// scatter  a block moves the places of its tile to where they belong: behind those of smaller digits, of the tiles and of the warps before.
+//
+// Then a search finds where each number begins. Integers alone, and every place is decided by what is sorted: the same in every run.
+#ifndef KF_CORE_INDEX_SORT_CUH
+#define KF_CORE_INDEX_SORT_CUH
+
+#include "kf/core/map.cuh"
+
+#define KFI_SORT_THREADS 256 // as many as a digit has values
+#ifndef KFI_SORT_ROUNDS // fewer where an emulation is to have several tiles of short tensors
+#define KFI_SORT_ROUNDS 8
+#endif
+#define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
+#define KFI_SORT_WARPS (KFI_SORT_THREADS / 32)
+
+struct kfi_sort {
+    const void *numbers;
+    kf_i64 count, below, skipped;  // numbers outside of 0 to below - 1, and the skipped one, come last
+    const kf_i64 *from;            // places as the digits before have sorted them; NULL: as they are
+    kf_i64 *to, *begin;            // begin[v]: where number v's places begin; begin[below]: where those end
+    kf_i64 *counts, *totals;       // counts[digit][tile], totals[digit]
+    kf_i64 tiles;
+    int shift;                     // of the digit
+};
+
+#ifdef KFI_DEVICE_PASS
+KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I64>, const void *p, kf_i64 i) { return ((const kf_i64 *)p)[i]; }
+KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I32>, const void *p, kf_i64 i) { return ((const kf_i32 *)p)[i]; }
+
+template <int dtype> KFI_DEVICE kf_i64 kfi_sort_key(const kfi_sort &s, kf_i64 place)
+{
+    const kf_i64 v = kfi_number(kfi_tag<dtype>(), s.numbers, place);
+    return v >= 0 && v < s.below && v != s.skipped ? v : s.below;
+}
+// The sum of what the threads before have, of KFI_SORT_THREADS; `room` holds as many values. total: of all of them.
+KFI_DEVICE kf_i64 kfi_sort_before(kf_i64 own, kf_i64 *room, kf_i64 *total)
+{
+    const int t = (int)threadIdx.x;
+    kf_i64 sum = own;
+    for (int step = 1; step < KFI_SORT_THREADS; step *= 2) {
+        room[t] = sum;
+        __syncthreads();
+        if (t >= step) sum += room[t - step];
+        __syncthreads();
+    }
+    room[t] = sum;
+    __syncthreads();
+    *total = room[KFI_SORT_THREADS - 1];
+    return sum - own;
+}
+#endif
+
+#ifndef KFI_DRIVER
+template <int dtype>
+KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_count(kfi_sort s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    __shared__ int found[KFI_SORT_THREADS];
+    found[threadIdx.x] = 0;
+    __syncthreads();
+    for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
+        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + r * KFI_SORT_THREADS + threadIdx.x;
+        if (i >= s.count) break;
+        atomicAdd(&found[kfi_sort_key<dtype>(s, s.from ? s.from[i] : i) >> s.shift & 255], 1);
+    }
+    __syncthreads();
+    s.counts[threadIdx.x * s.tiles + blockIdx.x] = found[threadIdx.x];
+#endif
+}
+
+template <int dtype>
+KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scan(kfi_sort s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    __shared__ kf_i64 room[KFI_SORT_THREADS];
+    kf_i64 *const counts = s.counts + blockIdx.x * s.tiles;
+    kf_i64 before = 0;
+    for (kf_i64 first = 0; first < s.tiles; first += KFI_SORT_THREADS) {
+        const kf_i64 i = first + threadIdx.x;
+        kf_i64 all;
+        const kf_i64 sum = kfi_sort_before(i < s.tiles ? counts[i] : 0, room, &all);
+        if (i < s.tiles) counts[i] = before + sum;
+        before += all;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) s.totals[blockIdx.x] = before;
+#endif
+}
+
+template <int dtype>
+KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scatter(kfi_sort s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    __shared__ kf_i64 room[KFI_SORT_THREADS], begin[KFI_SORT_THREADS];
+    __shared__ int of_warp[KFI_SORT_WARPS][KFI_SORT_THREADS];
+    const int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
+    kf_i64 all;
+    begin[t] = kfi_sort_before(s.totals[t], room, &all) + s.counts[t * s.tiles + blockIdx.x];
+    for (int w = 0; w < KFI_SORT_WARPS; ++w) of_warp[w][t] = 0;
+    __syncthreads();
+    // A warp has a run of its own, in rounds of neighbours.
+    kf_i64 place[KFI_SORT_ROUNDS];
+    int digit[KFI_SORT_ROUNDS];
+#pragma unroll
+    for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
+        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + (warp * KFI_SORT_ROUNDS + r) * 32 + lane;
+        place[r] = i < s.count ? s.from ? s.from[i] : i : -1;
+        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & 255);
+        if (digit[r] >= 0) atomicAdd(&of_warp[warp][digit[r]], 1);
+    }
+    __syncthreads();
+    int before = 0;
+    for (int w = 0; w < KFI_SORT_WARPS; ++w) {
+        const int own = of_warp[w][t];
+        of_warp[w][t] = before;
+        before += own;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
+        unsigned same = __ballot_sync(0xffffffffu, digit[r] >= 0);
+#pragma unroll
+        for (int bit = 0; bit < 8; ++bit) {
+            const unsigned with = __ballot_sync(0xffffffffu, digit[r] >> bit & 1);
+            same &= digit[r] >> bit & 1 ? with : ~with;
+        }
+        const int rank = __popc(same & ((1u << lane) - 1));
+        const int first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
+        __syncwarp();
+        if (digit[r] >= 0) {
+            s.to[begin[digit[r]] + first + rank] = place[r];
+            if (rank == 0) of_warp[warp][digit[r]] = first + __popc(same);
+        }
+        __syncwarp();
+    }
+#endif
+}
+
+template <int dtype>
+KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_bounds(kfi_sort s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    const kf_i64 v = (kf_i64)blockIdx.x * KFI_SORT_THREADS + threadIdx.x;
+    if (v > s.below) return;
+    kf_i64 low = 0, high = s.count; // the first place whose number is v or more
+    while (low < high) {
+        const kf_i64 middle = low + (high - low) / 2;
+        if (kfi_sort_key<dtype>(s, s.to[middle]) < v) low = middle + 1;
+        else high = middle;
+    }
+    s.begin[v] = low;
+#endif
+}
+#endif
+
+#ifdef KFI_HOST_PASS
+KF_FN kf_i64 kfi_sort_tiles(kf_i64 count) { return kfi_ceil(count, KFI_SORT_TILE); }
+KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
+{
+    const kf_i64 words = below + 1 + 2 * count + 256 * (kfi_sort_tiles(count) + 1);
+    return (size_t)kfi_ceil(words * 8, 256) * 256;
+}
+// Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was found.
+KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels, kfi_sort *s, void *workspace, cudaStream_t stream)
+{
+    s->tiles = kfi_sort_tiles(s->count);
+    if (s->tiles > 0x7fffffff || s->below / KFI_SORT_THREADS > 0x7ffffffe)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of %lld rows and a table of %lld needs more blocks than a launch may have",
+                        (long long)s->count, (long long)s->below);
+    s->begin = (kf_i64 *)workspace;
+    kf_i64 *const places = s->begin + s->below + 1;
+    s->counts = places + 2 * s->count;
+    s->totals = s->counts + 256 * s->tiles;
+    s->from = nullptr;
+    s->to = places;
+    void *args[] = {s};
+    kf_result_t result = KF_SUCCESS;
+    for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0); s->shift += 8) {
+        if (s->shift > 0) {
+            s->from = s->to;
+            s->to = s->from == places ? places + s->count : places;
+        }
+        if (s->count == 0) break;
+        result = kfi_launch(name, kernels[0], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
+        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[1], dim3(256), KFI_SORT_THREADS, args, stream);
+        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[2], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
+        if (result != KF_SUCCESS) return result;
+    }
+    return kfi_launch(name, kernels[3], dim3((unsigned)(s->below / KFI_SORT_THREADS + 1)), KFI_SORT_THREADS, args, stream);
+}
+#endif
+
+#endif

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `lookup`: shapes [rows, cols, vocab], numbers of which some are of no row, and the oracle in float64."""
+
+import numpy as np
+import storage
+
+# Rows of a whole number of vectors for four loads a thread and for one, of single elements; more vectors than a block has threads; tables of
+# more rows than a digit of the sort tells apart; more rows than a tile of the sort; nothing at all.
+SHAPES = [[(6, 14, 8), 0], [(5, 13, 9), 1], [(7, 64, 5), 0], [(40, 8, 3), 0], [(3, 300, 11), 0], [(0, 8, 4), 0], [(6, 0, 4), 0], [(5, 8, 0), 0],
+          [(1, 1, 1), 1], [(9, 1024, 7), 0], [(700, 12, 300), 0], [(2, 2056, 4), 0], [(2, 4096, 3), 0], [(3, 24, 70000), 0], [(70, 130, 2), 0]]
+MORE = [[(r, c, v), (r + c) % 3] for r in (1, 33, 257, 5000) for c in (1, 7, 16, 96, 257) for v in (1, 2, 255, 256, 1000)]
+LARGE = (2**45, 1, 2)  # more blocks than a launch may have
+OVERFLOWS = [((2**30, 2**30, 3), "cols"), ((3, 2**30, 2**30), "cols"), ((2**59, 1, 1), "rows"), ((1, 1, 2**59), "vocab")]  # the size that is too much
+LAUNCHES = 11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
+
+
+def prepare(call):
+    """A gradient is added to half of what is there in some calls."""
+    if call.f["bwd"] and sum(call.sizes) % 2:
+        call.scalars["beta"] = 0.5
+
+
+def draw(rng, call, a, values):
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["kind"] == "number":
+        vocab = call.sizes[2]
+        found = rng.integers(0, max(vocab, 1), shape)
+        found = np.where(rng.random(shape) < 0.1, call.f["scalars"]["padding_idx"], found)
+        return np.where(rng.random(shape) < 0.1, rng.choice([-1, vocab, 2**40, -(2**40)], shape), found).astype(storage.STORAGE[a["dtype"]])
+    if a["role"] != "in" and not call.scalars.get("beta"):
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    return storage.draw(rng, shape, a["dtype"], values if a["role"] == "in" else "normal")
+
+
+def check(call, got, weights=None):
+    scale, beta = call.scalars["scale"], call.scalars.get("beta", 0.0)
+    dtype, number = call.f["dtypes"][0], call.data["index"]
+    compute = "f64" if dtype == "f64" else "f32"
+    vocab, there = call.sizes[2], (number >= 0) & (number < call.sizes[2])
+    [name] = got
+    with np.errstate(all="ignore"):
+        if not call.f["bwd"]:
+            weight = storage.to_float(call.data["weight"], dtype)
+            want = np.full((*call.sizes[:2],), np.nan)
+            want[there] = weight[number[there]] * scale
+            size, terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)), 1
+        else:
+            there &= number != call.f["scalars"]["padding_idx"]
+            dout = storage.to_float(call.data["dout"], dtype) * scale
+            want, size, count = np.zeros(got[name].shape), np.zeros(got[name].shape), np.bincount(number[there], minlength=vocab)
+            np.add.at(want, number[there], dout[there])
+            np.add.at(size, number[there], np.abs(np.nan_to_num(dout[there], posinf=0.0, neginf=0.0)))
+            if beta:
+                old = beta * storage.to_float(call.data[name], dtype)
+                want, size = want + old, size + np.abs(old)
+            terms = 2 + np.sqrt(count[:vocab]).reshape(-1, 1)
+    if name in call.drop:
+        return
+    found = storage.to_float(got[name], dtype)
+    storage.compare(found, want, dtype, compute, 2 * terms, size, terms * np.ones_like(size), size, False, f"{call.where}: {name}")
