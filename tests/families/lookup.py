@@ -14,6 +14,9 @@ OVERFLOWS = [((2**30, 2**30, 3), "cols"), ((3, 2**30, 2**30), "cols"), ((2**59, 
 LAUNCHES = 11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
 
 
+FAR = {"i64": 2**40, "i32": 2**31 - 1}
+
+
 def prepare(call):
     """A gradient is added to half of what is there in some calls."""
     if call.f["bwd"] and sum(call.sizes) % 2:
@@ -26,7 +29,8 @@ def draw(rng, call, a, values):
         vocab = call.sizes[2]
         found = rng.integers(0, max(vocab, 1), shape)
         found = np.where(rng.random(shape) < 0.1, call.f["scalars"]["padding_idx"], found)
-        return np.where(rng.random(shape) < 0.1, rng.choice([-1, vocab, 2**40, -(2**40)], shape), found).astype(storage.STORAGE[a["dtype"]])
+        outside = rng.choice([-1, vocab, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
+        return np.where(rng.random(shape) < 0.1, outside, found).astype(storage.STORAGE[a["dtype"]])
     if a["role"] != "in" and not call.scalars.get("beta"):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     return storage.draw(rng, shape, a["dtype"], values if a["role"] == "in" else "normal")

@@ -4,7 +4,6 @@
 import functools
 
 from kfgen import derive
-from kfgen.dtypes import DTYPE
 from kfgen.expr import gradient
 from kfgen.families.family import Family, wrong
 from kfgen.families.lookup_c import LookupC
@@ -31,7 +30,7 @@ class LookupKernel(Kernel):
     def _build(self):
         op, family = self.op, self.family
         self.graph, env, outs = family.graph(op)
-        dtype_of = {"T": self.dtype, "i64": DTYPE["i64"]}
+        dtype_of = {"T": self.dtype, "I": self.index_dtype}
         self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "table" else "input", o.dtype, o.values)
                          for o in op.operands]
         self.table, self.number = (next(s for s in self.operands if s.kind == kind) for kind in ("table", "number"))
@@ -95,13 +94,13 @@ class Lookup(Family):
              "vocab")
 
     def dtypes(self, kind, grad):
-        return ("i64",) if kind == "number" else ()
+        return ("I",) if kind == "number" else ()
 
     def check_operands(self, f, operands):
         kinds = sorted(o.kind for o in operands)
         number = next((o for o in operands if o.kind == "number"), None)
-        if kinds != ["number", "table"] or number.dtype != "i64" or number.grad:
-            fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "i64", grad = false } }'
+        if kinds != ["number", "table"] or number.dtype != "I" or number.grad:
+            fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "I", grad = false } }'
             raise f.error("operands", f"are {', '.join(kinds)}", fix)
 
     def graph(self, op):
