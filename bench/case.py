@@ -22,6 +22,7 @@ class Case:
     shared: bool = False  # gradients that are proven equal share one pointer
     scalars: dict = dataclasses.field(default_factory=dict)
     forward: dict = None  # of a gradient: its forward's entry
+    by_result: list = None  # of one by the activation's result: its statements of torch
 
     @property
     def key(self):
@@ -51,7 +52,7 @@ class Case:
     def saved(self):
         """Inputs of a gradient that its forward writes."""
         written = {a["name"] for a in self.forward["arguments"] if a["role"] == "out"} if self.forward else set()
-        return [a["name"] for a in self.inputs if a["name"] in written]
+        return [a["name"] for a in self.inputs if a["name"] in written and not a["unread"]]
 
     @property
     def wanted(self):
@@ -75,7 +76,7 @@ class Case:
     @property
     def bytes(self):
         """Every tensor that the call touches, once."""
-        return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"]] + self.outputs)
+        return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"] and a["null"] != "result"] + self.outputs)
 
 
 def forward_of(f, functions):
@@ -140,7 +141,8 @@ def _sizes(f, size, entry):
 
 # ---- sets --------------------------------------------------------------------------------------------------------
 
-def _made(f, sizes, at, entry, data, peers, functions):
+def _made(f, sizes, at, entry, data, peers, manifest):
+    functions = manifest["functions"]
     skip = tuple(data["unasked"].get(f["op"], ()))
     if entry["as_called"] and f["bwd"]:
         identity = data["identity_gradients"].get(f["op"], {})
@@ -149,7 +151,8 @@ def _made(f, sizes, at, entry, data, peers, functions):
     scalars = (forward or f)["scalars"] | f["scalars"]
     scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
     scalars |= {name: n for name, n in zip(f["sizes"], sizes) if name == "groups"}  # which no tensor's shape says
-    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward)
+    by_result = f["bwd"] and f["statements_by_result"] and manifest["statements"][f["statements_by_result"]]["torch"]
+    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, by_result or None)
 
 
 def _taken(f, entry, lists):
@@ -169,9 +172,9 @@ def _peers(f, entry, lists, at):
     return [p for p in entry["peers"] if compiled or p != "compile"]
 
 
-def _listed(entry, functions, data):
+def _listed(entry, manifest, data):
     """The cases that a set names one by one."""
-    by_name = {f[key]: f for f in functions for key in ("name", "cpu_name")}
+    by_name = {f[key]: f for f in manifest["functions"] for key in ("name", "cpu_name")}
     for name, *sizes in entry["cases"]:
         if name not in by_name:
             raise SystemExit(f"bench: {PATH.name} names {name}, which kf does not have")
@@ -179,7 +182,7 @@ def _listed(entry, functions, data):
         if len(sizes) != len(f["sizes"]):
             raise SystemExit(f"bench: {PATH.name}: {name} takes {', '.join(f['sizes'])}")
         at = length_of(f, sizes) if f["family"] == "row" else " x ".join(map(str, sizes)) if f["family"] == "reduce" else ""
-        yield _made(f, sizes, at, entry, data, entry["peers"], functions)
+        yield _made(f, sizes, at, entry, data, entry["peers"], manifest)
 
 
 def load(name, manifest):
@@ -189,13 +192,13 @@ def load(name, manifest):
         raise SystemExit(f"bench: no set {name!r} in {PATH.name}; there are {', '.join(data['set'])}")
     entry, lists, cases = data["set"][name], data["functions"], {}  # by key: two shapes of as many elements are one case to a function of n
     if "cases" in entry:
-        return entry, list({c.key: c for c in _listed(entry, manifest["functions"], data)}.values())
+        return entry, list({c.key: c for c in _listed(entry, manifest, data)}.values())
     for f in manifest["functions"]:
         for size in entry["size"] if _taken(f, entry, lists) and f["op"] not in data["left_out"] else ():
             if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["scratch"]):
                 continue
             for sizes, at in _sizes(f, size, entry):
-                case = _made(f, sizes, at, entry, data, _peers(f, entry, lists, at), manifest["functions"])
+                case = _made(f, sizes, at, entry, data, _peers(f, entry, lists, at), manifest)
                 if case.outputs:
                     cases[case.key] = case
     return entry, list(cases.values())

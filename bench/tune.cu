@@ -135,9 +135,9 @@ int main()
     printf("%-32s %5.1f %%\n", name, (tensors) * MB256 / median_ms([&] { __VA_ARGS__; }) * 1e-4 / copy_gbs((tensors) * MB256))
     const int64_t rows = 16384, cols = 8192;
     ROWS("bias_gelu_bf16", rows, cols, 2, kf_bias_gelu_bf16(bf16(0), bf16(1), bf16(3), rows, cols, 0));
-    ROWS("bias_gelu_bwd_bf16", rows, cols, 3, kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
-    ROWS("bias_gelu_tanh_bwd_bf16", rows, cols, 3, kf_bias_gelu_tanh_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
-    ROWS("bias_relu_bwd_f32", rows / 2, cols, 3, kf_bias_relu_bwd_f32(f32(0), f32(1), f32(2), f32(3), f32(4), rows / 2, cols, w, ws, 0));
+    ROWS("bias_gelu_bwd_bf16", rows, cols, 3, kf_bias_gelu_bwd_bf16(bf16(0), bf16(1), nullptr, bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
+    ROWS("bias_gelu_tanh_bwd_bf16", rows, cols, 3, kf_bias_gelu_tanh_bwd_bf16(bf16(0), bf16(1), nullptr, bf16(2), bf16(3), bf16(4), rows, cols, w, ws, 0));
+    ROWS("bias_relu_bwd_f32", rows / 2, cols, 3, kf_bias_relu_bwd_f32(f32(0), f32(1), nullptr, f32(2), f32(3), f32(4), rows / 2, cols, w, ws, 0));
     ROWS("prelu_bias_bwd_bf16", rows, cols, 3, kf_prelu_bias_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(2), bf16(3), bf16(4), bf16(4) + 16384, rows, cols, w, ws, 0));
     ROWS("bias_gelu_dropout_bwd_bf16", rows, cols, 3, kf_bias_gelu_dropout_bwd_bf16(bf16(0), bf16(1), bf16(2), bf16(3), bf16(4), rows, cols, 0.1f, 1, 2, w, ws, 0));
     ROWS("bias_gelu_dropout_bf16", rows, cols, 2, kf_bias_gelu_dropout_bf16(bf16(0), bf16(1), bf16(3), rows, cols, 0.1f, 1, 2, 0));
@@ -146,9 +146,9 @@ int main()
     for (int64_t inner : {1, 49, 196, 3136}) {
         const int64_t channels = 256, outer = (int64_t)(MB256 / 2) / (channels * inner);
         printf("batch_norm inner %-5d relu %5.1f %%  gelu %5.1f %%  relu_f32 %5.1f %%\n", (int)inner,
-               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
-               3 * MB256 / median_ms([&] { kf_batch_norm_gelu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
-               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_f32(f32(0), f32(1), f32(2), f32(1), f32(2), f32(1), f32(3), f32(4), f32(4) + 4096, outer / 2, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
+               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), nullptr, bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
+               3 * MB256 / median_ms([&] { kf_batch_norm_gelu_bwd_bf16(bf16(0), f32(1), f32(2), f32(1), f32(2), nullptr, bf16(1), bf16(3), f32(4), f32(4) + 4096, outer, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256),
+               3 * MB256 / median_ms([&] { kf_batch_norm_relu_bwd_f32(f32(0), f32(1), f32(2), f32(1), f32(2), nullptr, f32(1), f32(3), f32(4), f32(4) + 4096, outer / 2, channels, inner, 1e-5f, w, ws, 0); }) * 1e-4 / copy_gbs(3 * MB256));
     }
     return 0;
 }

@@ -21,7 +21,7 @@ int main(void)
     const size_t bytes = kf_cpu_bias_silu_bwd_f32_workspace_bytes(ROWS, COLS);
     void *workspace = malloc(bytes);
     if (!workspace) return 1;
-    kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, dout, dx, dbias, ROWS, COLS, workspace, bytes);
+    kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, dbias, ROWS, COLS, workspace, bytes);
     if (result != KF_SUCCESS) return 1;
 
     double worst = 0;
@@ -38,7 +38,7 @@ int main(void)
     printf("largest error against float64: %.1e\n", worst);
 
     /* A gradient that nobody wants is NULL; the workspace is as large all the same. */
-    result = kf_cpu_bias_silu_bwd_f32(x, bias, dout, dx, NULL, ROWS, COLS, workspace, bytes);
+    result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, NULL, ROWS, COLS, workspace, bytes);
     free(workspace);
     return result == KF_SUCCESS && worst < 1e-6 ? 0 : 1;
 }

@@ -31,7 +31,7 @@ int main()
         void *workspace;
         if (cudaMalloc(&workspace, bytes) != cudaSuccess) return 1;
         if (kf_layer_norm_bf16(x, weight, nullptr, out, mean, rstd, rows, cols, nullptr, 1e-5f, 0) != KF_SUCCESS ||
-            kf_layer_norm_bwd_bf16(x, weight, nullptr, mean, rstd, dout, dx, dweight, nullptr, rows, cols, nullptr, 1e-5f, workspace, bytes, 0) != KF_SUCCESS)
+            kf_layer_norm_bwd_bf16(x, weight, nullptr, nullptr, mean, rstd, dout, dx, dweight, nullptr, rows, cols, nullptr, 1e-5f, workspace, bytes, 0) != KF_SUCCESS)
             return std::puts(kf_get_last_error_detail()), 1;
         if (cudaFree(workspace) != cudaSuccess) return 1; // waits
     }

@@ -62,8 +62,8 @@ int main(int count, char **words)
     int wrong = check("kf_add_relu_f32", kf_add_relu_f32(d_x, d_y, d_out, N, nullptr),
                       kf_cpu_add_relu_f32(x.data(), y.data(), out.data(), N), d_out, out);
     wrong +=
-        check("kf_bias_gelu_bwd_f32", kf_bias_gelu_bwd_f32(d_x, d_row, d_y, d_out, d_sums, ROWS, COLS, (void *)workspace, bytes, nullptr),
-              kf_cpu_bias_gelu_bwd_f32(x.data(), row.data(), y.data(), out.data(), sums.data(), ROWS, COLS, scratch.data(), scratch.size()),
+        check("kf_bias_gelu_bwd_f32", kf_bias_gelu_bwd_f32(d_x, d_row, nullptr, d_y, d_out, d_sums, ROWS, COLS, (void *)workspace, bytes, nullptr),
+              kf_cpu_bias_gelu_bwd_f32(x.data(), row.data(), nullptr, y.data(), out.data(), sums.data(), ROWS, COLS, scratch.data(), scratch.size()),
               d_sums, sums);
     wrong +=
         check("kf_layer_norm_gelu_f32", kf_layer_norm_gelu_f32(d_x, d_row, d_row, d_out, nullptr, nullptr, ROWS, COLS, nullptr, 1e-5f, nullptr),

@@ -20,6 +20,11 @@ def bwd_reads_x(act):
     return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
 
 
+def rising(act):
+    """Its scalars in words, as core/check.h reads them: a point for each that may be negative where the gradient is by the result; empty: all may."""
+    return " ".join(s if s in act.rising else "." for s in act.scalars) if act.rising else ""
+
+
 @dataclass
 class ActFunction:
     """One activation in one flavour: the value and the gradient as (lines, expression, variables read)."""
@@ -31,6 +36,8 @@ class ActFunction:
     bwd: tuple | None
     fwd_scalars: bool
     bwd_scalars: bool
+    bwd_out: tuple | None  # the gradient by the result
+    bwd_out_scalars: bool
 
 
 class ActCode:
@@ -39,6 +46,8 @@ class ActCode:
     def __init__(self, act):
         self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
         self.brief, self.reads_x = act.brief, bwd_reads_x(act)
+        self.by_result, self.by_id = act.dexpr_out is not None, ~act.id  # of kernels whose gradient is by the result
+        self.rising = rising(act)
 
     @property
     def flavours(self):
@@ -54,18 +63,22 @@ class ActCode:
         found = []
         for f in self.flavours:
             ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
-            fwd = self._code(f, cpu, scalar, False)
-            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, True)
-            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd,
-                                     bool(fwd[2] & set(self.scalars)), bool(bwd and bwd[2] & set(self.scalars))))
+            fwd = self._code(f, cpu, scalar, lambda g, env: self.act.build(g, g.var("x"), env))
+            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, lambda g, env: self.act.build_bwd(g, g.var("x"), g.var("dy"), env))
+            by = None
+            if bwd and self.by_result:
+                by = self._code(f, cpu, scalar, lambda g, env: self.act.build_bwd_out(g, g.var("y"), g.var("dy"), env))
+            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd, self._has_scalars(fwd),
+                                     self._has_scalars(bwd), by, self._has_scalars(by)))
         return found
 
-    def _code(self, flavour, cpu, scalar, bwd):
+    def _has_scalars(self, code):
+        return bool(code and code[2] & set(self.scalars))
+
+    def _code(self, flavour, cpu, scalar, build):
         """(lines, expression, names used). scalar: how a scalar's name is spelled, its own name by default."""
         graph = Graph()
-        env = {s: graph.var(s) for s in self.scalars}
-        x = graph.var("x")
-        root = self.act.build_bwd(graph, x, graph.var("dy"), env) if bwd else self.act.build(graph, x, env)
+        root = build(graph, {s: graph.var(s) for s in self.scalars})
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
         lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
         return lines, text, graph.variables([root])

@@ -161,8 +161,30 @@ def _activation(act, failures):
         kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
         _compare(failures, place, f"{field_bwd} against {'dref' if act.dref else 'the derivative of ref'}", kept,
                  np.broadcast_to(slope, x.shape)[away], dref[away], 1e-9 * np.abs(dref[away]) + 1e-12)
+        if act.dexpr_out and all(scalars[s] >= 0 for s in act.rising):
+            _by_result(act, place, points, ref, dref, away, failures)
         edges += _edges(act, graph, {"edges": y, "dedges": dx}, scalars, failures)
     return edges // len(_scalar_sets(act.scalars))
+
+
+def _by_result(act, place, points, y, dref, away, failures):
+    """The derivative by the result, y of points: against dref_out, and away from kinks against the derivative by x. There 1 - y, y rounded, is what
+    both are made of: so near are they."""
+    graph = Graph()
+    names = {n: graph.var(n) for n in points if n != "x"}
+    root = act.build_bwd_out(graph, graph.var("y"), graph.var("dy"), names)
+    scalars = {n: points[n] for n in names}
+    got = evaluate(graph, [root], {"y": y, "dy": np.ones_like(y), **scalars}, np, sp)[0] + 0 * y
+    try:
+        want = oracle.act_derivative_out(act, y, scalars)
+    except Exception as e:  # a text of the user's
+        raise Trouble(f"{place} dref_out: cannot be evaluated: {e}") from None
+    with np.errstate(all="ignore"):
+        near = 1e-15 * np.maximum(1.0, np.abs(y)) * max([1.0, *(abs(v) for v in scalars.values())])
+    _compare(failures, place, "dexpr_out against dref_out", points, got, want, 1e-9 * np.abs(want) + 2 * near)
+    kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
+    # Where the result has reached a bound in float64, x is beyond it.
+    _compare(failures, place, "dexpr_out against the derivative by x", kept, got[away], dref[away], 1e-9 * np.abs(dref[away]) + 4 * near[away])
 
 
 def _edges(act, graph, roots, scalars, failures):

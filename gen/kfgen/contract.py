@@ -14,14 +14,16 @@ ATOM, WIDTH = 9, 94
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
-def formulas(k):
-    """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it."""
+def formulas(k, by=False):
+    """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it; by: of the
+    activation's result."""
     if not k.bwd:
         return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
-    results = [(part, root, s) for s in k.outputs for part, root in zip(s.parts, s.exprs)]
-    lines, texts = _write(k.graph, [root for _, root, _ in results])
-    added = [f"sum over {k.summed_over} of {text}" if s.role == "sum" else text for (_, _, s), text in zip(results, texts)]
-    return lines + [f"{part} = {text}{f' + beta * {part}' if k.accumulates else ''}" for (part, _, _), text in zip(results, added)]
+    graph, roots = k.graph_by() if by else (k.graph, [root for s in k.outputs for root in s.exprs])
+    results = [(part, s) for s in k.outputs for part in s.parts]
+    lines, texts = _write(graph, roots)
+    added = [f"sum over {k.summed_over} of {text}" if s.role == "sum" else text for (_, s), text in zip(results, texts)]
+    return lines + [f"{part} = {text}{f' + beta * {part}' if k.accumulates else ''}" for (part, _), text in zip(results, added)]
 
 
 def one_line(text):
@@ -81,9 +83,12 @@ def nullable(k, stream):
         return "not read, may be NULL"
     if stream.absent is not None:
         return f"NULL stands for {stream.absent:g}"
+    if stream.reads == "result":
+        return f"NULL: gradients by the inputs; not read but for activation {', '.join(a.name for a in k.acts if k.by(a))}"
     if stream.reads == "act":
-        unread = [a.name for a in k.acts if not k.reads(stream, a)]
-        return f"may be NULL for activation {', '.join(unread)}" if unread else ""
+        found = [a.name for a in k.acts if not k.reads(stream, a)]
+        found += [f"where {k.result} is given and read"] if any(map(k.by, k.acts)) else []
+        return f"may be NULL {'for activation ' if len(found) > 1 or not k.by_result else ''}{', and '.join(found)}" if found else ""
     return ""
 
 
@@ -122,8 +127,8 @@ def arithmetic(k):
 
 def moved_bytes(k, act):
     """Per element of the result, every tensor of its shape once."""
-    along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.picked]
-    return sum(s.dtype.size * len(s.parts) for s in along if s.role != "in" or k.reads(s, act) or not k.bwd)
+    along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.picked]  # by the activation's result, where it may be
+    return sum(s.dtype.size * len(s.parts) for s in along if s.role != "in" or not k.bwd or (not k.unread(s, act) and not k.instead(s, act)))
 
 
 def gathers(k):
@@ -140,15 +145,22 @@ def cost(k):
     return f"Per element: {count} bytes, {operations}."
 
 
-def codes(k):
-    """What it may return but for success, and for what a launch itself gives."""
-    found = ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout else []), "NULL_POINTER", "MISALIGNED", "OVERLAP"]
+def rising(k):
+    """Scalars of activations that must not be negative where the gradient is by the result."""
+    return list(dict.fromkeys(s for a in k.acts if k.by(a) for s in a.rising))
+
+
+def codes(k, act=None):
+    """What it may return but for success, and for what a launch itself gives; act: with this activation."""
+    risen = rising(k) if act is None else k.by(act) and act.rising
+    found = ["INVALID_SIZE", *(["INVALID_VALUE"] if k.dropout or risen else []), "NULL_POINTER", "MISALIGNED", "OVERLAP"]
     found += ["WORKSPACE"] if k.has_workspace else []
     return found + (["UNSUPPORTED"] if k.strided and k.form == "axis" else [])
 
 
 def errors(k):
-    why = {"INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "", "INVALID_VALUE": " (of p)", "UNSUPPORTED": " (a stride of single elements)"}
+    why = {"INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "", "INVALID_VALUE": f" (of {' or '.join(['p'] * k.dropout + rising(k))})",
+           "UNSUPPORTED": " (a stride of single elements)"}
     return f"Errors: {', '.join(code + why.get(code, '') for code in codes(k))}; CUDA also a launch's own."
 
 
@@ -164,7 +176,8 @@ def workspace(k):
 def lines(kernel, whole=False):
     """At most 16 lines, for a C comment; 19 where there are ten tensors or more. whole: more, with all of the formulas."""
     k = kernel
-    found = textwrap.wrap("; ".join(formulas(k)), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    text = "; ".join(formulas(k)) + (f". With {k.result}: {'; '.join(formulas(k, True))}" if k.by_result else "")
+    found = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if len(found) > 4 and not whole:
         found = found[:3] + ["  ... (kfgen explain prints all of it)"]
     groups = {}  # inputs, then outputs, that have everything in common

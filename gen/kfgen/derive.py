@@ -61,6 +61,11 @@ def has_queries(op, graph, env, outputs):
     return bool(read & {QUERY, QUERIES}) or any(o.kind == "shared" for o in op.operands)
 
 
+def activated(op, graph, outputs):
+    """The output that is the activation's result as it is, if there is one: the backward has it, for a derivative by the result."""
+    return next((name for name, node in outputs.items() if graph.nodes[node].op == "act"), None) if op.has_act else None
+
+
 def gradients(op, graph, env, outputs):
     """{value of an operand: node of its gradient, None if it has none}. Adds to the graph: the results' gradients d<output>, and
     for closed forms the results themselves, as variables."""

@@ -61,6 +61,12 @@ def tensors(kernels, types):
     return [[*key, uses[False], uses[True]] for key, uses in found.items()]
 
 
+def formulas(k):
+    """Its lines; of a gradient that may be by the activation's result both."""
+    found = contract.formulas(k)
+    return [*found, f"with {k.result}:", *(f"    {line}" for line in contract.formulas(k, True))] if k.by_result else found
+
+
 def facts(k):
     """What is counted and what may go wrong, in one direction."""
     operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' and the activation' if k.has_act else ''}"
@@ -83,7 +89,7 @@ def entry(op, kernels):
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
         "signatures": [f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};" for k in first[:1] if k.strided] + [
             line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
-        "tensors": tensors(first, types), "formulas": [line for k in first for line in contract.formulas(k)],
+        "tensors": tensors(first, types), "formulas": [line for k in first for line in formulas(k)],
         "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first], "backward": len(first) > 1 or first[0].bwd}
 
 

@@ -9,7 +9,7 @@ COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
 # Nodes in which an argument's last bits may show: they jump there, or cancel. A quotient that meets none on its way to a
 # result that is rounded to 2 bytes needs no correction.
-DELICATE = BOOLEAN | {"act", "act_bwd", "max", "min", "add", "sub", "stored"}
+DELICATE = BOOLEAN | {"act", "act_bwd", "act_bwd_out", "max", "min", "add", "sub", "stored"}
 ATOM = 9
 
 
@@ -23,6 +23,7 @@ class Target:
     cheap: frozenset = frozenset()  # words that take their lp form all the same
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
+    act_bwd_out: object = None  # (y, dy) -> text
     stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
     whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
     place: str = ""  # of an element behind the column that `column` stands for
@@ -193,6 +194,8 @@ def _print(graph, i, target, env, text, exact, head):
             return target.act(*args), ATOM
         case "act_bwd":
             return target.act_bwd(*args), ATOM
+        case "act_bwd_out":
+            return target.act_bwd_out(*args), ATOM
         case "stored":
             return (target.stored(*args), ATOM) if target.stored else text[node.args[0]]
         case "div" if "quotient" in target.cheap and not exact:

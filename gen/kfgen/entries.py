@@ -100,6 +100,9 @@ class Activation:
     file: str
     builtin: bool
     said: dict = field(default_factory=dict)  # name of a scalar: Scalar
+    dexpr_out: str | None = None  # the gradient by the result
+    dref_out: str | None = None
+    rising: tuple = ()  # scalars that dexpr_out needs to be 0 or more
 
     def build(self, graph, x, scalars):
         return parse(graph, self.expr, {"x": x, **scalars})
@@ -113,6 +116,11 @@ class Activation:
         y = self.build(local, names["x"], {s: names[s] for s in scalars})
         dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
         return substitute(local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars})[0]
+
+
+    def build_bwd_out(self, graph, y, dy, scalars):
+        """The gradient by the result y."""
+        return parse(graph, self.dexpr_out, {"y": y, "dy": dy, **scalars})
 
 
 @dataclass

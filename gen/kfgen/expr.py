@@ -39,6 +39,7 @@ PRIMITIVES = {
     "gelu_bwd": ("a", {"a": "dy * ((2 - a * a) * normpdf(a))"}),
     "act": ("a", {"a": "act_bwd(a, dy)"}),
     "act_bwd": (("a", "d"), {}),
+    "act_bwd_out": (("y", "d"), {}),  # the same of act's result, where the derivative can be made of it
     "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
     # Over a row, where a graph has levels: ops over rows and reductions over an axis. Ties share a row's largest element: PyTorch's amax.
     "sum": ("a", {"a": "dy"}),
@@ -79,7 +80,7 @@ ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid"), 1)
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
-WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd"}) + ["dropout"]
+WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd", "act_bwd_out"}) + ["dropout"]
 ROW_WORDS = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"

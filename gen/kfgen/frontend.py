@@ -2,7 +2,8 @@
 """What frontends read, made of the manifest alone: an entry for each op, with what its functions have in common, and type stubs.
 
 An entry's `forward` and `backward` are calls: tensors in their order, sizes, the fields of strides, integers and scalars, as a function's arguments
-are. What differs by activation is said once for each activation: its scalars, and which inputs a backward does not read.
+are. What differs by activation is said once for each activation: its scalars, which inputs a backward does not read, and (`by_result`) for which
+activations it takes the activation's result, an input too, in place of the others that are so marked.
 """
 
 import json
@@ -22,9 +23,12 @@ def _call(members):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
             unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
+            instead = [m["activation"] for m in plain if m["arguments"][i]["null"] == "result"]
+            given = [m["activation"] for m in plain if m["arguments"][i]["null"] == "inputs"]
             var = a["dtype"] if a["var"] == "I" else a["var"]  # which is one, of all functions here
             found["tensors"].append({k: a[k] for k in TENSOR} | {
-                "var": var, "nullable": a["absent"] is not None or a["null"] == "skipped", "unread": unread})
+                "var": var, "nullable": a["absent"] is not None or a["null"] == "skipped" or bool(instead or given), "unread": unread,
+                "by_result": instead or given})
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
         elif a["role"] in ("integer", "scalar"):
@@ -48,15 +52,17 @@ def _entry(pattern, op, members):
 
 
 def table(selection):
-    """{"ops": entries, "activations": {name: id and scalars}, "aliases": as in the manifest}."""
+    """{"ops": entries, "activations": {name: id, scalars, those that may not be negative by_result}, "aliases": as in the manifest}."""
     made = manifest.build(selection)
-    groups, scalars = {}, {}
+    groups, scalars, rising = {}, {}, {}
     for f in packed.functions(made):
         groups.setdefault(f["op"], []).append(f)
         scalars.setdefault(f["activation"], [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"])
+        rising[f["activation"]] = f["rising"] or rising.get(f["activation"], [])
     ops = {op["pattern"]: op for op in made["ops"]}
     return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members) for pattern, members in groups.items()],
-            "activations": {a["name"]: {"id": a["id"], "scalars": scalars[a["name"]]} for a in made["activations"] if a["name"] in scalars},
+            "activations": {a["name"]: {"id": a["id"], "scalars": scalars[a["name"]], "rising": rising[a["name"]]}
+                            for a in made["activations"] if a["name"] in scalars},
             "aliases": made["aliases"]}
 
 

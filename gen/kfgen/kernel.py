@@ -8,6 +8,7 @@ from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.emit import counts
 from kfgen.entries import SpecError
+from kfgen.expr import Graph, substitute
 
 WEIGHTS = ("row", "channel", "group")  # kinds of operands that all rows or all batches share: their gradients are added up
 ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
@@ -24,7 +25,8 @@ class Tensor:
     use: str  # what it is to callers: input, weight, output, saved (of the forward, for the backward), gradient
     var: str  # the type variable that its dtype is: T, U, acc; or the dtype itself
     parts: tuple  # the names expressions use, two for "half"
-    reads: str = "always"  # of inputs: always, act (if the activation's gradient reads its argument), never
+    # Of inputs: always; act (if the activation's gradient reads its argument); result (that it reads instead, where it is given); never.
+    reads: str = "always"
     of: str = ""  # of gradients: the operand or the output
     same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
     place_of: str = ""  # of an input's next value: the input, in whose place it may be
@@ -136,6 +138,8 @@ class Kernel:
     layout = ""  # how the rows of an op over rows lie
     columns = ()  # names of operands that are numbers of columns
     picked = ()  # operands of which nothing is read but a row's value in one column
+    result = None  # of a backward: the output that is the activation's result as it is
+    by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     refuses = False  # whether an axis without elements is an error
     accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
@@ -243,6 +247,29 @@ class Kernel:
     def reads(self, stream, act):
         """Whether the backward of this activation reads the stream at all."""
         return stream.reads == "always" or (stream.reads == "act" and bwd_reads_x(act))
+
+    def by(self, act):
+        """Whether this activation's gradient is that of the result, if the call has it."""
+        return self.by_result and act.dexpr_out is not None
+
+    def graph_by(self, act=None):
+        """(a graph, its roots) with the activation's gradient by the result: a call of it, or act's own expression."""
+        graph = Graph(self.graph.levels, self.graph.whole)
+        own = {s: graph.var(s) for s in act.scalars} if act else {}
+
+        def gradient(_, dy):
+            y = graph.var(self.result)
+            return act.build_bwd_out(graph, y, dy, own) if act else graph.add("act_bwd_out", y, dy)
+
+        return graph, substitute(self.graph, graph, self.roots, {}, (lambda x: graph.add("act", x), gradient))
+
+    def unread(self, stream, act):
+        """Whether no call with this activation reads the stream."""
+        return not (self.by(act) if stream.reads == "result" else self.reads(stream, act))
+
+    def instead(self, stream, act):
+        """Whether it need not be there where the result is."""
+        return self.by(act) and stream.reads == "act"
 
     @property
     def launchers(self):
@@ -378,12 +405,12 @@ class Kernel:
 
     @property
     def tensors(self):
-        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some
-        activations; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an output may
-        share: an output that is proven equal, or the input that it is the next value of."""
+        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some activations; result,
+        read in place of those; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an
+        output may share: an output that is proven equal, or the input that it is the next value of."""
         index, found = {}, []
         for s in self.inputs + self.outputs:
-            use = {"act": "act", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
+            use = {"act": "act", "result": "result", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
             if s.absent is not None and use in ("in", "act"):
                 use = {"in": "absent", "act": "act_absent"}[use]
             twin = s.same_as or s.place_of
@@ -399,17 +426,18 @@ class Kernel:
     def tensor_names(self):
         return [t[0] for t in self.tensors]
 
-    def tensor_codes(self, reads):
-        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads: whether the activation's
-        gradient reads its input."""
+    def tensor_codes(self, reads, by=""):
+        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads, by: whether the activation's gradient
+        reads its argument, or the result."""
         # As core/check.h has them, and the flags.
         kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "one": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
                  "per_channel": 5, "shared": 6, "group": 7} | self.family.codes
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):
-            uses = {"in": 0, "act": 0 if reads else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
-                    "absent": nullable, "act_absent": nullable | (0 if reads else unread), "out": out, "optional": out | nullable}
+            uses = {"in": 0, "act": 0 if reads == 1 else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
+                    "result": 0 if reads == 2 else nullable | unread, "absent": nullable, "act_absent": nullable | (0 if reads == 1 else unread),
+                    "out": out, "optional": out | nullable}
             def digit(n):
                 return chr(ord("0") + n)
 
@@ -418,7 +446,12 @@ class Kernel:
         def chosen(name, asked, of):
             return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
 
-        return chosen(reads, self.asks_reads, lambda r: chosen("from_state", self.dropout, lambda s: codes(r, s)))
+        def of_state(r):
+            return chosen("from_state", self.dropout, lambda s: codes(r, s))
+
+        if self.by_result:
+            return f"{by} ? {of_state(2)} : {chosen(reads, True, lambda r: of_state(int(r)))}"
+        return chosen(reads, self.asks_reads, lambda r: of_state(int(r)))
 
     @property
     def contract(self):

@@ -10,10 +10,15 @@ EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # of what is computed in
 
 
 def null(k, stream, act):
-    """What a NULL pointer means: nothing that may be ("" then); the number `absent`; that it is not read, or not written."""
+    """What a NULL pointer means: nothing that may be ("" then); the number `absent`; that it is not read, or not written; of the activation's
+    result that the gradient is by the inputs, and of those that it is by the result."""
     if stream.role != "in":
         return "" if stream.required else "skipped"
-    return "unread" if not k.reads(stream, act) else "" if stream.absent is None else "absent"
+    if k.unread(stream, act):
+        return "unread"
+    if k.by(act) and stream.reads in ("result", "act"):
+        return "inputs" if stream.reads == "result" else "result"
+    return "" if stream.absent is None else "absent"
 
 
 def index(k, stream):
@@ -29,7 +34,7 @@ def tensor(k, stream, act, backward):
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
         "dtype": stream.dtype.word, "var": stream.var,
-        "null": null(k, stream, act), "unread": stream.role == "in" and not k.reads(stream, act), "absent": stream.absent,
+        "null": null(k, stream, act), "unread": stream.role == "in" and k.unread(stream, act), "absent": stream.absent,
         "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
         "strides": laid, "broadcast": bool(laid) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
@@ -92,6 +97,13 @@ def saves(launcher, backward):
     return [s.name for s in backward.inputs if s.use != "gradient" and backward.reads(s, launcher.act)]
 
 
+def saves_by_result(launcher, backward):
+    """The same where its gradient is by the activation's result; None if there is no such gradient."""
+    if not backward or not backward.by(launcher.act):
+        return None
+    return [s.name for s in backward.inputs if s.use != "gradient" and s.reads in ("always", "result")]
+
+
 def axes(k):
     """How a tensor of any number of dimensions becomes the sizes: (families/family.py). None: one tensor alone does not say them all."""
     if k.form not in k.family.axes:
@@ -102,9 +114,9 @@ def axes(k):
 
 
 def cost(k, tensors):
-    """Bytes of every tensor once and operations, as expressions of the sizes."""
+    """Bytes of every tensor once and operations, as expressions of the sizes; by the activation's result, where the gradient may be."""
     touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
-    moved = [(" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"]]
+    moved = [(" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"] and t["null"] != "result"]
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
@@ -113,7 +125,7 @@ def cost(k, tensors):
 
 def of_kernel(k):
     """What its functions have in common."""
-    return {"variables": variables(k), "axes": axes(k), "errors": contract.codes(k), "formula": contract.formulas(k), "flops": k.flops,
+    return {"variables": variables(k), "axes": axes(k), "formula": contract.formulas(k), "flops": k.flops,
             "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
             "permutable": {s.kind for s in k.streams} == {"elem"} and k.graph.levels is None and not k.dropout,
             "backends": list(k.family.backends), "architecture": k.family.architecture}
@@ -132,7 +144,7 @@ def function(launcher, user=None, common=None, backward=None):
     by_name = {t["name"]: t for t in tensors}
     arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
     defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
-    moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"]]
+    moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"]
     other = names.function(k.op.pattern, act.name, k.dtypes, not k.bwd, launcher.state)
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
@@ -140,7 +152,11 @@ def function(launcher, user=None, common=None, backward=None):
         "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
         "dtypes": list(k.dtypes), "bwd": k.bwd,
         "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
-        "saves": saves(launcher, backward), "statements": names.formula(k.op.pattern, act.name, k.bwd), "tolerance": tolerance(k, act),
+        "saves": saves(launcher, backward), "saves_by_result": saves_by_result(launcher, backward),
+        "rising": [s for s in act.scalars if s in act.rising] if backward and backward.by(act) else [],
+        "errors": contract.codes(k, act), "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
+        "statements": names.formula(k.op.pattern, act.name, k.bwd),
+        "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act)) if k.by(act) else None, "tolerance": tolerance(k, act),
         "stages": k.cuda.stages(launcher), "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
@@ -156,9 +172,10 @@ def statements(kernels):
     found = {}
     for k in kernels:
         for act in k.acts:
-            key = names.formula(k.op.pattern, act.name, k.bwd)
-            if key not in found:
-                found[key] = {library: k.family.statements(k, act, library) for library in formulas.LIBRARIES}
+            for by in (False, True) if k.by(act) else (False,):
+                key = names.formula(k.op.pattern, act.name, k.bwd, by)
+                if key not in found:
+                    found[key] = {library: k.family.statements(k, act, library, by) for library in formulas.LIBRARIES}
     return found
 
 

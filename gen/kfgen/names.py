@@ -24,9 +24,9 @@ def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
     return "_".join(w for w in words if w)
 
 
-def formula(pattern, word, bwd=False):
-    """Of what all functions of an op, an activation and a direction compute."""
-    return fill(pattern, word) + ("_bwd" if bwd else "")
+def formula(pattern, word, bwd=False, by=False):
+    """Of what all functions of an op, an activation and a direction compute. by: with the activation's gradient by its result."""
+    return fill(pattern, word) + ("_bwd" if bwd else "") + ("_by_result" if by else "")
 
 
 def workspace(function_):

@@ -103,11 +103,17 @@ def act_derivative(act, x, scalars):
     return np.broadcast_to(dual.tangents.get("x", 0.0), x.shape)
 
 
-def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0):
-    """{output: Dual} of an op on float64 arrays of one shape; tangents by operand value name."""
+def act_derivative_out(act, y, scalars):
+    """By the result y."""
+    return np.broadcast_to(_eval(act.dref_out, {"y": y, **scalars}), np.shape(y))
+
+
+def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
+    """{output: Dual} of an op on float64 arrays of one shape; tangents by operand value name. result: the activation's, by which its derivative
+    is then made."""
 
     def apply_act(z):
-        dz = act_derivative(act, z.value, scalars) if isinstance(z, Dual) else None
+        dz = act_derivative(act, z.value, scalars) if result is None else act_derivative_out(act, result, scalars)
         return Dual(act_value(act, z.value, scalars), {n: dz * t for n, t in z.tangents.items()})
 
     def dropout(z):
@@ -140,11 +146,15 @@ def expand(source, roots):
 class Bound:
     """S = |y| + sum of |dy/dt * t| over the formula's rounded intermediates t, for each result of a kernel, in float64."""
 
-    def __init__(self, kernel, act):
+    def __init__(self, kernel, act, by=False):
+        """by: with the activation's gradient by its result."""
         self.graph = Graph()
         scalars = {s: self.graph.var(s) for s in act.scalars}
-        self.roots = substitute(kernel.graph, self.graph, kernel.roots, {}, act=(
-            lambda x: act.build(self.graph, x, scalars), lambda x, dy: act.build_bwd(self.graph, x, dy, scalars)))
+        if by:
+            self.graph, self.roots = kernel.graph_by(act)
+        else:
+            self.roots = substitute(kernel.graph, self.graph, kernel.roots, {}, act=(
+                lambda x: act.build(self.graph, x, scalars), lambda x, dy: act.build_bwd(self.graph, x, dy, scalars)))
         self.graph, self.roots = expand(self.graph, self.roots)
         self.terms = []  # per root: [(intermediate, adjoint)]
         # In float64 the oracle rounds as well: its error counts as one rounding of the inputs.

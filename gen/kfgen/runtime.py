@@ -37,7 +37,7 @@ class Function:
     def _shaped_by(self):
         """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one."""
         whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
-        return next((a for a in whole if not self.unread(a)), whole[0])
+        return next((a for a in whole if not self.unread(a) and not self.missing(a)), whole[0])
 
     def batch(self):
         """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
@@ -60,6 +60,11 @@ class Function:
         """Numbers of the activations that read nothing of it."""
         at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
         return sorted({self.number(f) for f in self.members if f["arguments"][at].get("unread")})
+
+    def missing(self, tensor):
+        """Numbers of the activations with which it may be NULL although it is read."""
+        at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
+        return sorted({self.number(f) for f in self.members if f["arguments"][at]["null"] not in ("", "unread")})
 
     def number(self, f):
         return [a["name"] for a in self.activations].index(f["activation"])
@@ -95,11 +100,10 @@ class Function:
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (self.name, a["name"])
         var = f"KFI_RT_{a['var'].upper()}" if a["var"] in VARIABLES else f"KFI_RT_FIXED + KF_{a['var'].upper()}"
-        mask = sum(1 << i for i in self.unread(a))
-        required = a["null"] in ("", "unread")
+        missing, mask = (sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a)))
         numbers = ", ".join(map(str, extents)) or "0"
-        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {int(required)}, {var}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
-                f"{levels[0] if levels else 0}, {mask:#x}}}")
+        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
+                f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
 
     def description(self):
         """The fields of kfi_rt_op behind its tables."""

@@ -42,9 +42,13 @@ class Cuda:
     def target(self, cheap):
         """cheap: the words that take their cheap form on 2-byte tensors."""
         k, act = self.k, "kfi_tag<act>()"
+
+        def either(x):
+            return f"act < 0 ? {k.result}_f[e] : {x}" if k.by_result else x
+
         return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
                       act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
-                      act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {x}, {dy}, scalars)")
+                      act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {either(x)}, {dy}, scalars)")
 
     def packs(self, stream):
         """Two results at a time are converted to 2-byte storage by one instruction."""
@@ -76,9 +80,9 @@ class Cuda:
 
     def stages(self, launcher):
         """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
-        values = {"act": str(launcher.act.id), "from_state": str(int(launcher.state))}
-        found = self.stage_instances
-        return [list(dict.fromkeys(i.name(values) for i in stage if i != NONE)) for stage in found]
+        acts = [launcher.act.id, *([~launcher.act.id] if self.k.by(launcher.act) else [])]
+        return [list(dict.fromkeys(i.name({"act": str(act), "from_state": str(int(launcher.state))})
+                                   for act in acts for i in stage if i != NONE)) for stage in self.stage_instances]
 
     @property
     def keep_scale(self):
@@ -96,7 +100,7 @@ class Cuda:
 
     def conditions(self, stream):
         """Under which the stream is there to be read."""
-        found = ["kfi_act_bwd_reads(kfi_tag<act>())"] if stream.reads == "act" else []
+        found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
         return found + ([stream.name] if stream.absent is not None else [])
 
     def guard(self, stream):
@@ -114,7 +118,8 @@ class C:
         extra = "".join(f", {s}" for s in act.scalars)
         return Target("kfi_cpu_", self.k.flavour, True,
                       act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
-                      act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})")
+                      act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})",
+                      act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})")
 
     @property
     def workspace_arguments(self):

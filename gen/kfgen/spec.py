@@ -99,7 +99,10 @@ def _load_activation(spec, file, name, f, builtin):
         brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
-        scalars=values(said := scalars(f, limits.ACT_SCALARS, own=("x",))), said=said,
+        scalars=values(said := scalars(f, limits.ACT_SCALARS, own=("x", "y"))), said=said,
+        dexpr_out=f.get("dexpr_out", str),
+        dref_out=f.get("dref_out", str),
+        rising=tuple(f.get("rising", list, [], what='["a_scalar"]')),
         ref=f.get("ref", str, required=True, what='"the same function in NumPy (np) and scipy.special (sp)"'),
         dref=f.get("dref", str),
         edges=f.get("edges", dict, {}, what='{ nan = "nan", inf = ... }'),
@@ -113,6 +116,7 @@ def _load_activation(spec, file, name, f, builtin):
     f.done()
     f.oracle("ref", act.ref)
     f.oracle("dref", act.dref or "0")
+    _check_by_result(f, act)
     for field_, table in (("edges", act.edges), ("dedges", act.dedges)):
         for point, value in table.items():
             if not is_number(point) or isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -125,6 +129,16 @@ def _load_activation(spec, file, name, f, builtin):
     if act.budget and not act.budget.get("why"):
         raise f.error("budget", "gives no reason", 'add why = "..."')
     spec.activations[name] = act
+
+
+def _check_by_result(f, act):
+    """What is said of the derivative by the result: all of it or nothing."""
+    f.oracle("dref_out", act.dref_out or "0")
+    if (act.dexpr_out is None) != (act.dref_out is None):
+        there, missing = ("dexpr_out", "dref_out") if act.dref_out is None else ("dref_out", "dexpr_out")
+        raise f.error(missing, f"is missing beside {there}", "give the derivative by the result y in both languages, or in neither")
+    if act.rising and (act.dexpr_out is None or not set(act.rising) <= set(act.scalars)):
+        raise f.error("rising", f"is {list(act.rising)!r}", "name scalars of an activation with dexpr_out, that must not be negative for it")
 
 
 def _id(spec, file, name, f, builtin):
@@ -384,12 +398,12 @@ def _check_ints(graph, roots, file, entry):
 
 
 def _check_activation_expressions(act):
-    for name, text in (("expr", act.expr), ("dexpr", act.dexpr)):
+    for name, text in (("expr", act.expr), ("dexpr", act.dexpr), ("dexpr_out", act.dexpr_out)):
         if text is None:
             continue
         graph = Graph()
-        env = {n: graph.var(n) for n in ("x", *act.scalars)}
-        if name == "dexpr":
+        env = {n: graph.var(n) for n in ("y" if name == "dexpr_out" else "x", *act.scalars)}
+        if name != "expr":
             env["dy"] = graph.var("dy")
         try:
             root = parse(graph, text, env)

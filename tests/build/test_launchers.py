@@ -276,8 +276,8 @@ int main(int count, char **words)
     memset(k, 0x55, sizeof k);
     EXPECT(kf_add_relu_f32(f, f, g, -3, NULL), KF_ERROR_INVALID_SIZE, "kf_add_relu_f32: n is -3");
     EXPECT(kf_add_relu_f16(h, NULL, k, 8, NULL), KF_ERROR_NULL_POINTER, "kf_add_relu_f16: b is NULL");
-    EXPECT(kf_add_relu_bwd_f32(f, f, f, g, g + 1, 4, NULL, 0, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
-    EXPECT(kf_bias_relu_bwd_f16(h, h, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE, "kf_bias_relu_bwd_f16: workspace");
+    EXPECT(kf_add_relu_bwd_f32(f, f, NULL, f, g, g + 1, 4, NULL, 0, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
+    EXPECT(kf_bias_relu_bwd_f16(h, h, NULL, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE, "kf_bias_relu_bwd_f16: workspace");
     if (kf_bias_relu_bwd_f16_workspace_bytes(2, 4) == 0 || kf_add_relu_bwd_f32_workspace_bytes(4) != 0) return 2;
     if (kf_add_relu_f32(NULL, NULL, NULL, 0, NULL) != KF_SUCCESS || kf_cpu_add_relu_f32(f, f, g, 8) != KF_SUCCESS) return 3;
     if (kf_cpu_add_relu_f32(f, f, g, -9) != KF_ERROR_INVALID_SIZE) return 4;

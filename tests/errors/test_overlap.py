@@ -2,7 +2,7 @@
 """Tensors of every function that share memory: in place where the manifest allows it, refused otherwise."""
 
 import cases
-from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of
+from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of, unread
 
 
 def in_place(o, other):
@@ -27,7 +27,7 @@ def test_overlap(lib, functions):
         tensors = tensors_of(f)
         for o in tensors:
             for other in tensors if o["role"] != "in" else ():
-                if other["name"] == o["name"] or other["unread"]:
+                if other["name"] == o["name"] or unread(other):
                     continue
                 # The message is about the later of two outputs.
                 later = max((o, other), key=tensors.index)
@@ -55,7 +55,7 @@ def test_overlap(lib, functions):
 def test_what_is_not_read_may_lie_anywhere(lib, functions):
     for f in functions:
         for a in tensors_of(f):
-            if a["unread"]:
+            if unread(a):
                 for o in outputs(f):
                     call = Call(lib, f)
                     call.set(**{a["name"]: call.address(o)}).accepts(f"{a['name']}, which is not read, on {o}", outputs(f))

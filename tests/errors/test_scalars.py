@@ -58,4 +58,6 @@ def test_any_value(lib, functions):
     for f in functions:
         for a in f["arguments"]:
             for value in ANY.get(a["role"], ()):
+                if f["bwd"] and a["name"] in f["rising"] and value < 0:
+                    continue  # test_by_result
                 Call(lib, f).set(**{a["name"]: value}).accepts(f"{a['name']} = {value}", outputs(f))

@@ -2,7 +2,7 @@
 """The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
 wanted; where its twin says 0 it is not looked at."""
 
-from refusals import FUNCTIONS, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of
+from refusals import FUNCTIONS, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of, unread
 
 
 def with_workspace(functions):
@@ -67,7 +67,7 @@ def test_overlap(lib, functions):
                 call = Call(lib, f)
                 at += call.address(":workspace") - begin  # each call has an arena of its own
                 call.set(**{a["name"]: at})
-                if a["unread"]:
+                if unread(a):
                     call.accepts(f"{a['name']}, which is not read, on the workspace", outputs(f))
                 else:
                     expected = f"expected {call.workspace_bytes} bytes apart from every tensor"

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 
+import cases
 import pytest
 import pytorch
 
@@ -78,6 +79,24 @@ def test_what_is_kept_for_the_backward(kf):
         assert torch.equal(x.grad, torch.ones_like(x)) and (50, 7) not in kept
         kf.ops.layer_norm(x)
         assert kept.count((50, 7)) == 1
+
+
+def test_a_gradient_by_the_result_keeps_the_result(kf):
+    """Which is there anyway, instead of the inputs; not where a negative slope would make it ambiguous."""
+    x, bias = torch.randn(50, 7, requires_grad=True), torch.randn(7, requires_grad=True)
+    calls = [(lambda: kf.ops.bias_relu(x, bias), lambda: torch.relu(x + bias), False),
+             (lambda: kf.ops.bias_gelu(x, bias), lambda: torch.nn.functional.gelu(x + bias), True)]
+    for slope in cases.by_level((), (0.25, -0.25)):  # the library of level 1 has no leaky_relu
+        calls.append((lambda slope=slope: kf.ops.bias_leaky_relu(x, bias, negative_slope=slope),
+                      lambda slope=slope: torch.nn.functional.leaky_relu(x + bias, slope), slope < 0))
+    for call, formula, inputs in calls:
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.data_ptr()) or t, lambda t: t):
+            out = call()
+        assert {x.data_ptr(), out.data_ptr()} & set(kept) == {(x if inputs else out).data_ptr()}
+        up = torch.randn_like(out)
+        for mine, theirs in zip(torch.autograd.grad(out, [x, bias], up), torch.autograd.grad(formula(), [x, bias], up)):
+            close(mine, theirs, 1e-5)
 
 
 def test_without_a_gradient_nothing_is_saved(kf):

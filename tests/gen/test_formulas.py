@@ -15,8 +15,12 @@ from storage import STORAGE, from_float, to_float
 MANIFEST = kflib.manifest()
 # A function of each formula: in f64, or where there is none of it, such as casts to it, in the dtypes that come first.
 BY_FORMULA = {f["statements"]: f for f in reversed(MANIFEST["functions"]) if f["dtypes"] == ["f64"] and not f["state"]}
+# Those of gradients by an activation's result.
+BY_RESULT = {f["statements_by_result"]: f for f in BY_FORMULA.values() if f["statements_by_result"]}
 # Every op in both directions, and every activation.
 SAMPLE = [name for name, f in BY_FORMULA.items() if f["activation"] in ("none", "gelu") or f["op"] in ("{act}", "layer_norm_{act}")]
+SAMPLE += [name for name, f in BY_RESULT.items() if f["op"] in ("{act}", "bias_{act}")]
+ALL = [*BY_FORMULA, *BY_RESULT]
 TORCH = {"abs", "amax", "amin", "arange", "as_tensor", "broadcast_to", "cat", "clamp", "cos", "erf", "erfc", "exp", "expm1", "float64", "full", "log",
                    "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where",
                    "zeros"}
@@ -28,10 +32,12 @@ class NoLibrary:
         return 0
 
 
-def call_of(f):
+def call_of(name):
     """Of a shape whose sizes all differ, or nearly."""
+    f = BY_FORMULA.get(name) or BY_RESULT[name]
+    drop = checks.instead_of(f) if name in BY_RESULT else (checks.result_of(f),) if checks.result_of(f) else ()
     shapes = [sizes for sizes, _ in cases.shapes(f, whole=False) if all(sizes) and np.prod(sizes) < 4000]
-    return checks.Layout(NoLibrary(), f, max(shapes, key=lambda s: (len(set(s)), np.prod(s))))
+    return checks.Layout(NoLibrary(), f, max(shapes, key=lambda s: (len(set(s)), np.prod(s))), drop=drop)
 
 
 def environment(call):
@@ -39,7 +45,7 @@ def environment(call):
     f = call.f
     found = dict(zip(f["sizes"], call.sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), mask_of(call)))
     for name, a in call.tensors.items():
-        if (a["role"] == "in" and not a["unread"]) or call.scalars.get("beta"):
+        if (a["role"] == "in" and not a["unread"] and name not in call.drop) or call.scalars.get("beta"):
             whole = STORAGE[a["dtype"]] not in (np.uint16, np.float32, np.float64)
             found[name] = call.data[name] if whole else to_float(call.data[name], a["dtype"])
     return found
@@ -61,23 +67,24 @@ def stored(call, values):
 
 
 def test_every_function_has_them():
-    assert {f["statements"] for f in MANIFEST["functions"]} == set(MANIFEST["statements"])
+    by = {f["statements_by_result"] for f in MANIFEST["functions"]} - {None}
+    assert {f["statements"] for f in MANIFEST["functions"]} | by == set(MANIFEST["statements"]) and len(by) > 30
     assert {f["statements"] for f in MANIFEST["functions"]} - set(BY_FORMULA) == {"cast"}  # which has no f64 alone
 
 
-@pytest.mark.parametrize("name", cases.by_level(SAMPLE, list(BY_FORMULA)))
+@pytest.mark.parametrize("name", cases.by_level(SAMPLE, ALL))
 def test_numpy(name):
-    call = call_of(BY_FORMULA[name])
+    call = call_of(name)
     names = environment(call) | {"T": np.float64}
     with np.errstate(all="ignore"):
         exec("\n".join(MANIFEST["statements"][name]["numpy"]), {"np": np, "sp": sp}, names)
     call.check(stored(call, names))
 
 
-@pytest.mark.parametrize("name", cases.by_level(SAMPLE, list(BY_FORMULA)))
+@pytest.mark.parametrize("name", cases.by_level(SAMPLE, ALL))
 def test_torch(name):
     torch = pytorch.load()
-    call = call_of(BY_FORMULA[name])
+    call = call_of(name)
     arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in environment(call).items()}
     names = arrays | {"T": torch.float64}
     exec("\n".join(MANIFEST["statements"][name]["torch"]), {"torch": torch}, names)

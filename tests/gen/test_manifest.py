@@ -76,10 +76,12 @@ def test_what_null_means():
             seen.setdefault(a.get("null"), set()).add(a["role"])
             if "kind" in a:
                 assert (a["null"] == "unread") == a["unread"] and (a["absent"] is None or a["null"] in ("absent", "unread")), (f["name"], a)
-    assert seen == {"": {"in", "out", "seed_at", "offset_at"}, "unread": {"in"}, "absent": {"in"}, "skipped": {"out", "sum"}, "dense": {"strides"},
-                    "no bytes": {"workspace"}, None: set(seen[None])}
+    assert seen == {"": {"in", "out", "seed_at", "offset_at"}, **dict.fromkeys(("unread", "absent", "inputs", "result"), {"in"}),
+                    "skipped": {"out", "sum"}, "dense": {"strides"}, "no bytes": {"workspace"}, None: set(seen[None])}
+    assert {n: a["null"] for n, a in tensors(FUNCTIONS["kf_bias_relu_bwd_f32"]).items() if a["null"]} == {
+        "x": "result", "bias": "result", "out": "inputs", "dx": "skipped", "dbias": "skipped"}
     assert {n: a["null"] for n, a in tensors(FUNCTIONS["kf_layer_norm_relu_bwd_f32"]).items() if a["null"]} == {
-        "weight": "absent", "bias": "absent", "dx": "skipped", "dweight": "skipped", "dbias": "skipped"}
+        "weight": "absent", "bias": "absent", "out": "unread", "dx": "skipped", "dweight": "skipped", "dbias": "skipped"}
 
 
 def test_numbers_of_columns():
@@ -96,9 +98,17 @@ def test_what_a_backward_needs():
     assert saved == {"kf_add_relu_f32": ["a", "b"], "kf_add_f32": [], "kf_layer_norm_f32": ["x", "weight", "mean", "rstd"],
                      "kf_layer_norm_relu_f32": ["x", "weight", "bias", "mean", "rstd"], "kf_softmax_f32": ["out"], "kf_cast_f32_f16": [],
                      "kf_add_i32": []}
+    by_result = {n: (FUNCTIONS[n]["saves_by_result"], FUNCTIONS[n]["rising"]) for n in (
+        "kf_add_relu_f32", "kf_add_relu_bwd_f32", "kf_axpby_leaky_relu_f32", "kf_bias_elu_f32", "kf_add_gelu_f32", "kf_mul_relu_f32",
+        "kf_layer_norm_relu_f32", "kf_add_relu_i32")}
+    assert by_result == {"kf_add_relu_f32": (["out"], []), "kf_add_relu_bwd_f32": (["out"], []),
+                         "kf_axpby_leaky_relu_f32": (["out"], ["negative_slope"]), "kf_bias_elu_f32": (["out"], ["elu_alpha"]),
+                         **dict.fromkeys(("kf_add_gelu_f32", "kf_mul_relu_f32", "kf_layer_norm_relu_f32", "kf_add_relu_i32"), (None, []))}
     for f in FUNCTIONS.values():
         backward = f["backward"] and tensors(FUNCTIONS[f["backward"]])
-        read = [n for n, a in backward.items() if a["role"] == "in" and a["use"] != "gradient" and not a["unread"]] if backward else []
+        forward = {n: a for n, a in backward.items() if a["role"] == "in" and a["use"] != "gradient" and not a["unread"]} if backward else {}
+        read = [n for n, a in forward.items() if a["null"] != "inputs"]
+        assert f["saves_by_result"] in (None, [n for n, a in forward.items() if a["null"] != "result"]), f["name"]
         assert f["saves"] == read and set(read) <= set(tensors(FUNCTIONS[f["forward"]])), f["name"]
 
 
@@ -209,7 +219,7 @@ def test_cost():
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
     for f in (f for f in FUNCTIONS.values() if f["axes"]):  # a tensor that is read at places of its own is not counted whole
         sizes = dict.fromkeys(f["sizes"], 3)
-        moved = [a for a in tensors(f).values() if not a["unread"]]
+        moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
         found = sum(math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved)
         extents = len(f["sizes"]) - ("groups" in f["sizes"])
         assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents

@@ -152,10 +152,10 @@ CUDA_PROGRAM = """
 #include <kf/my.cuh>
 kf_result_t use(const float *a, const kf_f16 *x, const kf_f16 *b, kf_f16 *out, kf_f16 *db, void *w, size_t size, cudaStream_t s)
 {
-    kf_result_t r = kf_clamp_mul_relu_bwd_f16(x, x, b, x, out, out, db, 8, 8, w, size, s);
+    kf_result_t r = kf_clamp_mul_relu_bwd_f16(x, x, b, NULL, x, out, out, db, 8, 8, w, size, s);
     if (!r) r = kf_clamp_mul_shifted_log_f32(a, a, a, (float *)out, 8, 8, 1.5f, s);
     if (!r) r = kf_add_shifted_log_f16(x, x, out, 8, 1.5f, s);
-    if (!r) r = kf_bias_shifted_log_bwd_f16(x, b, x, out, db, 8, 8, 1.5f, w, size, s);
+    if (!r) r = kf_bias_shifted_log_bwd_f16(x, b, NULL, x, out, db, 8, 8, 1.5f, w, size, s);
     return r;
 }
 __global__ void own(float *x) { x[threadIdx.x] = kf_shifted_log(x[threadIdx.x], 1.5f); }

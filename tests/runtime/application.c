@@ -127,7 +127,7 @@ int main(int argc, char **argv)
     kf_tensor_t *const ones = kf_tensor_broadcast_to(unit, matrix_shape, 2), *const dout = kf_tensor_create(ctx, &matrix);
     CHECK(ones && dout);
     OK(kf_tensor_copy(dout, ones, second));
-    OK(kf_fused_layer_norm_activation_bwd(ctx, sum, w, shift, mean, rstd, dout, dx, dw, dshift, 1e-5, KF_ACTIVATION_GELU, second));
+    OK(kf_fused_layer_norm_activation_bwd(ctx, sum, w, shift, out, mean, rstd, dout, dx, dw, dshift, 1e-5, KF_ACTIVATION_GELU, second));
     to_host(dx, cpu, &grad[0][0], sizeof grad, &matrix, second);
     check_norm();
 

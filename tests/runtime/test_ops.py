@@ -5,6 +5,7 @@ elements that lie in any way; and wrong calls are refused by name."""
 import ctypes
 import itertools
 
+import checks
 import kflib
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ def test_the_launchers_bits(ops, ctx, launchers, f):
     if unread:  # what is not read may be absent, where the shape is known from another one
         function, _ = ops.function(f)
         call.same(absent=[n for n in unread if n != function.shaped_by["name"]])
+    if checks.result_of(f):  # by the activation's result, and by the inputs
+        call.same(absent=checks.instead_of(f))
+        Call(launchers, f, ops, ctx, (checks.result_of(f),)).same(absent=(checks.result_of(f),))
+        assert call.run(absent=(checks.result_of(f), *checks.instead_of(f)))[0] == 1  # KF_ERROR_NULL_POINTER
 
 
 ELEMENTWISE = [f for f in FUNCTIONS if f["form"] == "flat" and f["permutable"]]

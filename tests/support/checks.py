@@ -87,8 +87,18 @@ class CudaMemory:
 
 
 @functools.cache
-def bound_of(pattern, dtypes, bwd, act, files=()):
-    return oracle.Bound(kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act])
+def bound_of(pattern, dtypes, bwd, act, files=(), by=False):
+    return oracle.Bound(kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act], by)
+
+
+def result_of(f):
+    """Of a backward whose gradient may be by the activation's result: the name of that."""
+    return next((a["name"] for a in f["arguments"] if a.get("null") == "inputs"), None)
+
+
+def instead_of(f):
+    """The inputs that are not needed where it is given."""
+    return tuple(a["name"] for a in f["arguments"] if a.get("null") == "result")
 
 
 def spread(array, sizes, kind):
@@ -173,6 +183,8 @@ class Layout:
         self.philox = int(rng.integers(2**63)), int(rng.integers(2**40))
         if self.rows:
             row_checks.fill(self)
+        elif self.kernel.result:
+            self.fill()
         self.workspace = lib.workspace_bytes(f, list(sizes))
         self.place[":workspace"] = -(-at // 64) * 64
         at = self.place[":workspace"] + self.workspace + GUARD
@@ -184,6 +196,24 @@ class Layout:
             if name not in alias:
                 self.image[self.place[name]:self.place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
         self.set_philox(*self.philox)
+
+    def values(self):
+        """{value of an operand: as float64, broadcast to the result's shape}, of the family map."""
+        env = {}
+        for s in self.kernel.operands:
+            x = to_float(self.data[s.name], self.tensors[s.name]["dtype"])
+            if s.kind == "half":
+                env[s.parts[0]], env[s.parts[1]] = x[:, :self.sizes[1]], x[:, self.sizes[1]:]
+            else:
+                env[s.name] = spread(x, self.sizes, s.kind)
+        return env
+
+    def fill(self):
+        """The activation's result, which its backward is given: what the forward makes of the data that was drawn."""
+        keep, keep_scale = self.mask() if self.f["dropout"] else (None, 1.0)
+        found = oracle.values(self.kernel.op, self.act, self.values(), self.scalars, keep, keep_scale)[self.kernel.result]
+        self.data[self.kernel.result] = from_float(np.ascontiguousarray(np.broadcast_to(found, self.sizes)),
+                                                   self.tensors[self.kernel.result]["dtype"])
 
     def set_philox(self, seed, offset):
         self.philox = seed, offset
@@ -232,7 +262,7 @@ class Layout:
             return self.own.check(self, got, weights)
         if self.rows:
             return row_checks.check(self, got, weights)
-        check(self.f, self.kernel, self.act, self.sizes, self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,
+        check(self.f, self.kernel, self.act, self.sizes, self.values(), self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,
               self.scalar_type, self.files, weights)
 
     def put(self, name, array):
@@ -255,31 +285,26 @@ def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplac
     return got
 
 
-def check(f, kernel, act, sizes, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=(), weights=None):
-    """weights: how often each row (or batch) counts in a sum."""
+def check(f, kernel, act, sizes, env, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=(), weights=None):
+    """env: the operands' values. weights: how often each row (or batch) counts in a sum."""
     shape = tuple(sizes)
     tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
     if f["op"] == "cast":
         return check_cast(f, data["x"], got["out"], where)
     if f["integer"]:
         return check_integer(f, kernel, act, data, got, where)
-    env = {}
-    for s in kernel.operands:
-        x = to_float(data[s.name], tensors[s.name]["dtype"])
-        if s.kind == "half":
-            cols = sizes[1]
-            env[s.parts[0]], env[s.parts[1]] = x[:, :cols], x[:, cols:]
-        else:
-            env[s.name] = spread(x, shape, s.kind)
     keep, keep_scale = None, 1.0
     if f["dropout"]:
         keep, keep_scale = mask(philox_seed, offset, p, shape, scalar_type)
     act_scalars = {s: scalars[s] for s in act.scalars}
-    duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale)
+    result = result_of(f)
+    result = None if result is None or result in drop or result not in data else to_float(data[result], tensors[result]["dtype"])
+    duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale, result)
     bound_env = dict(env) | scalars | {"keep": keep, "keep_scale": keep_scale}
     if f["bwd"]:
+        bound_env |= {} if result is None else {kernel.result: result}
         bound_env |= {f"d{n}": to_float(data[f"d{n}"], tensors[f"d{n}"]["dtype"]) for n in kernel.op.outputs}
-    bound = bound_of(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files)
+    bound = bound_of(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files, result is not None)
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     bounds = iter(bound.evaluate(bound_env, EPS[compute], TINY[compute]))
     k = f["tolerance"]["factor"] + (4.0 if compute == "f64" else 0.0)  # the oracle is in float64 too

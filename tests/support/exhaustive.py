@@ -15,8 +15,9 @@ def all_values(dtype):
     return bits[finite], bits[~finite]
 
 
-def call(lib, f, inputs, sizes, scalars=None):
-    """{output: storage} of f on {input: storage}; the outputs are poisoned before the call."""
+def call(lib, f, inputs, sizes, scalars=None, drop=()):
+    """{output: storage} of f on {input: storage}; the outputs are poisoned before the call. drop: inputs that are NULL; those that are not given
+    are as well."""
     scalars = {**f["scalars"], **(scalars or {})}
     given = dict(zip(f["sizes"], map(int, sizes))) | scalars
     data = {}
@@ -24,11 +25,14 @@ def call(lib, f, inputs, sizes, scalars=None):
         if "kind" not in a:
             continue
         name, shape = a["name"], checks.shape_of(f, sizes, a)
+        if a["role"] == "in" and name not in inputs:
+            given[name] = None
+            continue
         if a["role"] == "in":
             data[name] = np.ascontiguousarray(inputs[name]).reshape(shape)
         else:
             data[name] = checks.from_float(np.full(shape, np.nan), a["dtype"])
-        given[name] = None if a["unread"] else data[name].ctypes.data
+        given[name] = None if a["unread"] or name in drop else data[name].ctypes.data
     workspace = np.empty(lib.workspace_bytes(f, list(map(int, sizes))), np.uint8)
     result = lib.call(f, given | {"workspace": workspace.ctypes.data if workspace.size else None, "workspace_bytes": workspace.size})
     if result != 0:
@@ -36,14 +40,15 @@ def call(lib, f, inputs, sizes, scalars=None):
     return data
 
 
-def run(lib, f, inputs, sizes, label=""):
+def run(lib, f, inputs, sizes, label="", drop=()):
     """Calls f and checks every element against the oracle's bound."""
-    data = call(lib, f, inputs, sizes)
+    data = call(lib, f, inputs, sizes, drop=drop)
     outputs = {a["name"]: data[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
     kernel = checks.kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"])
     kind = np.float64 if kernel.dtype.compute == "f64" else np.float32
-    checks.check(f, kernel, checks.spec().activations[f["activation"]], sizes, data, outputs,
-                 {k: float(kind(v)) for k, v in f["scalars"].items()}, 0, 0, 0.0, f"{f['cpu_name']} {label}".rstrip(), (), kind)
+    env = {s.name: checks.spread(checks.to_float(data[s.name], s.dtype.word), sizes, s.kind) for s in kernel.operands}
+    checks.check(f, kernel, checks.spec().activations[f["activation"]], sizes, env, data, outputs,
+                 {k: float(kind(v)) for k, v in f["scalars"].items()}, 0, 0, 0.0, f"{f['cpu_name']} {label}".rstrip(), drop, kind)
     return outputs
 
 
@@ -56,4 +61,9 @@ def run_all_values(lib, f):
         gradients = [np.ones(x.size), rng.standard_normal(x.size), np.exp2(rng.uniform(-10, 10, x.size))] if f["bwd"] else [None]
         for dout in gradients:
             inputs = {"x": x} if dout is None else {"x": x, "dout": checks.from_float(dout, dtype)}
-            run(lib, f, inputs, (x.size,), label)
+            result = checks.result_of(f)
+            run(lib, f, inputs, (x.size,), label, (result,) if result else ())
+            if result:
+                act = checks.spec().activations[f["activation"]]
+                made = checks.oracle.act_value(act, checks.to_float(x, dtype), {k: float(np.float32(v)) for k, v in f["scalars"].items()})
+                run(lib, f, inputs | {result: checks.from_float(made, dtype)}, (x.size,), f"{label}, by the result", checks.instead_of(f))

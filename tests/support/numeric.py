@@ -66,10 +66,16 @@ def each_on_gpu(functions):
     return each_in_builds(functions, CUDA, "name")
 
 
+def of_results(f):
+    """What a call leaves out: where the gradient may be by the activation's result that, or the inputs that it stands for; elsewhere nothing."""
+    return [(checks.result_of(f),), checks.instead_of(f)] if checks.result_of(f) else [()]
+
+
 def numbers(lib, memory, f, whole=None):
     for sizes, values, shift in cases.runs(f, lib.backend == "cuda", whole):
-        checks.run(lib, memory, f, sizes, values, shift=shift)
-    absent = tuple(a["name"] for a in f["arguments"] if a["role"] == "in" and a.get("null") and not a["unread"])
+        for drop in of_results(f):
+            checks.run(lib, memory, f, sizes, values, shift=shift, drop=drop)
+    absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")
     for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are
         for sizes, shift in cases.shapes(f)[:2]:
             checks.run(lib, memory, f, sizes, shift=shift, drop=drop)

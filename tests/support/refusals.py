@@ -44,6 +44,11 @@ def tensors_of(f):
     return [a for a in f["arguments"] if "kind" in a]
 
 
+def unread(a):
+    """Of a call that is given all of its tensors: the activation's result is read in place of some."""
+    return a["unread"] or a["null"] == "result"
+
+
 def outputs(f):
     return [a["name"] for a in tensors_of(f) if a["role"] != "in"]
 

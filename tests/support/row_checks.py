@@ -127,7 +127,7 @@ def environment(call, data):
 
 def fill(call):
     """The backward's inputs that the forward makes, of the data that was drawn."""
-    made = [s for s in call.kernel.inputs if s.name in call.kernel.op.saved or s.name in call.kernel.op.outputs]
+    made = [s for s in call.kernel.inputs if s.name in call.kernel.op.saved or (s.name in call.kernel.op.outputs and s.reads != "never")]
     rows_, cols = extent(call)
     if not call.kernel.bwd or not made or not cols:
         return

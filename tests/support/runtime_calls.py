@@ -23,12 +23,12 @@ def of(op, dtype="f32", activation="none", bwd=False):
 class Call:
     """A function's tensors, drawn as the launchers' own tests draw them, and what the launcher makes of them."""
 
-    def __init__(self, launchers, f, ops, ctx):
+    def __init__(self, launchers, f, ops, ctx, drop=()):
         self.f, self.ops, self.ctx = f, ops, ctx
         self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
         self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
         workspace = np.zeros(max(self.layout.workspace, 1), np.uint8)
-        given = self.layout.given(0) | {n: None if a["unread"] else self.arrays[n].ctypes.data for n, a in self.tensors()}
+        given = self.layout.given(0) | {n: None if a["unread"] or n in drop else self.arrays[n].ctypes.data for n, a in self.tensors()}
         given |= {"workspace": workspace.ctypes.data if self.layout.workspace else None}
         assert launchers.call(f, given) == 0, launchers.detail
         self.wanted = {n: self.arrays[n].copy() for n, a in self.tensors() if a["role"] != "in"}

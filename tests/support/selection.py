@@ -22,14 +22,16 @@ def schedule(f):
 
 def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
-    its schedule for its dtypes; the activation inside of its family's kernels of each layout and in its dtype; whether its gradient reads
-    the argument. Of casts, which are one schedule, each conversion."""
+    its schedule for its dtypes; the gradient by an activation's result; the activation inside of its family's kernels of each layout and in
+    its dtype; whether its gradient reads the argument. Of casts, which are one schedule, each conversion."""
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), *f["dtypes"], f["name"] if f["op"] == "cast" else ""
     yield "kind", f["family"], f["layout"], f["bwd"], f["activation"]
     yield "activation", f["activation"], f["dtypes"][0], f["bwd"]
     yield "argument", schedule(f), f["reads_x"], none
+    if f["bwd"] and f["statements_by_result"]:
+        yield "by result", f["activation"]
 
 
 def thin(f):

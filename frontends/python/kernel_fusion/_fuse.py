@@ -25,7 +25,7 @@ class Fused:
         except (entries.SpecError, expr.ExprError) as e:
             raise ValueError(f"kf.{label}: {_said(e)}") from None
         self._own = _compiled.Own(name, entry, label)
-        self._op = _table.entry(found, {"none": ()}, label, self._own)
+        self._op = _table.entry(found, {"none": ()}, {"none": ()}, label, self._own)
         self._own.of(self._op)
         if "torch" in sys.modules:
             _dispatch.look_for_torch()  # registers the op now, since torch.compile could not while it traces

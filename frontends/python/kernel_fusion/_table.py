@@ -32,6 +32,7 @@ class Tensor:
     strides: tuple[str, ...]
     nullable: bool
     unread: frozenset[str]  # activations whose gradient does not read it
+    by_result: frozenset[str]  # activations whose gradient may be by their result: of a backward, which has that for its other inputs so marked
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Call:
     def template(self) -> Tensor:
         """The tensor whose shape the sizes are read from."""
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
-        return next((t for t in whole if not t.unread), whole[0])
+        return next((t for t in whole if not t.unread and not t.by_result), whole[0])
 
     @functools.cached_property
     def results(self) -> list[int]:
@@ -87,6 +88,7 @@ class Op:
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
     label: str = ""  # what messages call it, where that is not its name
     own: Any = None  # the library that has its functions, where that is not the package's: _compiled.Own
+    rising: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the numbers of those that may not be negative for a gradient by the result
 
     @functools.cached_property
     def has_act(self) -> bool:
@@ -196,19 +198,21 @@ class ShapeError(ValueError):
 
 
 def _call(found: dict[str, Any]) -> Call:
-    made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"])}) for t in found["tensors"]]
+    made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"]),
+                      "by_result": frozenset(t["by_result"])}) for t in found["tensors"]]
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
     return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), tuple(found["sizes"]), tuple(found["strides"]),
                 found["workspace"], **values)
 
 
-def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], label: str = "", own: Any = None) -> Op:
+def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
+          own: Any = None) -> Op:
     """An op of what kfgen.frontend says of it."""
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
               backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]},
-              label=label, own=own)
+              rising={a: rising[a] for a in found["activations"]}, label=label, own=own)
 
 
 @functools.cache
@@ -227,7 +231,8 @@ def activations() -> dict[str, int]:
 def ops() -> dict[str, Op]:
     """{name: op}"""
     scalars = {name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()}
-    return {found["name"]: entry(found, scalars) for found in _read()["ops"]}
+    rising = {name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"]) for name, a in _read()["activations"].items()}
+    return {found["name"]: entry(found, scalars, rising) for found in _read()["ops"]}
 
 
 @functools.cache

@@ -60,9 +60,9 @@ class Family:
     def check_gradients(self, op):
         """Complains of gradients that cannot be."""
 
-    def statements(self, kernel, act, library):
-        """What a function computes, in a library's words (formulas.py)."""
-        return formulas.statements(kernel, act, library)
+    def statements(self, kernel, act, library, by=False):
+        """What a function computes, in a library's words (formulas.py); by: with the activation's gradient by its result."""
+        return formulas.statements(kernel, act, library, by)
 
     def forward(self, op, dtypes):
         return self.kernel(self, op, dtypes, False)

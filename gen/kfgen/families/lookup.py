@@ -113,7 +113,7 @@ class Lookup(Family):
             fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the number whose row has no gradient'
             raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
 
-    def statements(self, k, act, library):
+    def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
         number, table, result = k.number.name, k.table.name, k.outputs[0].name
         where = f"({number} >= 0) & ({number} < vocab)" + (f" & ({number} != {SKIPPED})" if k.bwd else "")

@@ -58,7 +58,9 @@ class MapKernel(Kernel):
                 self.outputs.append(Tensor(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
                                            tuple(f"d{v}" for v in o.values), of=o.name, same_as=twin, exprs=exprs, required=False))
             seeds = [Tensor(f"d{name}", "elem", out_dtype, "in", "gradient", out_var, (f"d{name}",), of=name) for name in outs]
-            self.inputs = self.operands + seeds
+            self.result = derive.activated(op, graph, outs)
+            again = [Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,)) for name in outs if name == self.result]
+            self.inputs = self.operands + again + seeds
         self.graph = graph
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = graph.variables(self.roots)
@@ -67,6 +69,9 @@ class MapKernel(Kernel):
         read_anyway = plain.variables(linear) if self.bwd else read
         for s in self.inputs:
             s.reads = "always" if read_anyway & set(s.parts) else "act" if read & set(s.parts) else "never"
+        self.by_result = bool(self.bwd and self.result) and any(s.reads == "act" and not s.is_row for s in self.inputs)
+        for s in self.inputs if self.by_result else ():
+            s.reads = "result" if s.name == self.result else s.reads
         self.streams = self.inputs + self.outputs
         self.scalars = [s for s in op.scalars]
         self.keeps = KEEP in read

@@ -5,7 +5,7 @@ import functools
 from dataclasses import dataclass
 
 from kfgen import limits
-from kfgen.activation import bwd_reads_x
+from kfgen.activation import bwd_reads_x, rising
 from kfgen.dtypes import DTYPE, Dtype
 from kfgen.emit import emit, reads
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, substitute
@@ -80,46 +80,56 @@ class Slot:
 
 
 class MapC(C):
-    def code(self, act):
-        """The tile loop for one activation."""
+    def ways(self, acts):
+        """(activation, whether its gradient is by the result) of each tile function."""
+        return [(a, by) for a in acts for by in ((False, True) if self.k.by(a) else (False,))]
+
+    def code(self, act, by=False):
+        """The tile loop for one activation. by: whether its gradient is by the result."""
         target = self.target(act)
         graph, roots, rows = self.k.graph, self.k.roots, dict((i, n) for n, i in self.k.rows)
-        if self.k.bwd and not bwd_reads_x(act):
+        if by or (self.k.bwd and not bwd_reads_x(act)):
             # This gradient does not read its argument, so that argument must not be loaded: its pointer may be NULL.
             graph = Graph()
             scalars = {s: graph.var(s) for s in act.scalars}
             copies = substitute(self.k.graph, graph, self.k.roots + list(rows), {}, act=(
-                lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
+                lambda x: act.build(graph, x, scalars), lambda x, dy: self._gradient(graph, act, by, x, dy, scalars)))
             roots, rows = copies[:len(roots)], dict(zip(copies[len(roots):], rows.values()))
-        groups = self._groups(act)
+        groups = self._groups(act, by)
         keep = f"kfi_cpu_keep(keep{'[u]' if groups else ''}[j], keep_from)"
         keep = keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"
         env = {p: f"{p}_j" for s in self.k.loads for p in s.parts} | {KEEP: keep, KEEP_SCALE: "keep_scale"}
         lines, texts = emit(graph, roots, target, env, fixed={i: f"{n}_j" for i, n in rows.items()})
         printed = reads(graph, roots, rows)
         names_ = {rows[i] if i in rows else graph.nodes[i].value for i in printed if i in rows or graph.nodes[i].op == "var"}
-        if any(graph.nodes[i].op in ("act", "act_bwd") for i in printed):
+        if any(graph.nodes[i].op in ("act", "act_bwd", "act_bwd_out") for i in printed):
             names_ |= set(act.scalars)
         scalars = [(s, i) for i, s in enumerate(self.k.scalars + list(act.scalars)) if s in names_]
         results = list(zip([s for s in self.slots if s.role in ("store", "sum")], texts))
-        return TileCode(lines, names_, scalars, results, groups, self._streams(act))
+        return TileCode(lines, names_, scalars, results, groups, self._streams(act, by))
 
-    def _weight(self, act):
+    def _gradient(self, graph, act, by, x, dy, scalars):
+        return graph.add("act_bwd_out", graph.var(self.k.result), dy) if by else act.build_bwd(graph, x, dy, scalars)
+
+    def _weight(self, act, by):
         """The arithmetic of an element, in exponentials."""
         graph = Graph()
         x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
-        roots = [act.build_bwd(graph, x, dy, scalars) if self.k.bwd else act.build(graph, x, scalars)]
+        if by:
+            roots = [act.build_bwd_out(graph, x, dy, scalars)]
+        else:
+            roots = [act.build_bwd(graph, x, dy, scalars) if self.k.bwd else act.build(graph, x, scalars)]
         return sum(TRANSCENDENTAL.get(g.nodes[i].op, 0) for g, r in ((graph, roots), (self.k.graph, self.k.roots)) for i in g.reachable(r))
 
-    def _groups(self, act):
+    def _groups(self, act, by):
         """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
         where a row's arithmetic would be written out several times, or f16's conversions, which want a loop of their own."""
-        return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act) == 0
+        return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act, by) == 0
 
-    def _streams(self, act):
+    def _streams(self, act, by):
         """Whether C may write results past the caches: not where the arithmetic takes longer than memory (bench/NOTES.md), as
         float64's always does, which calls libm."""
-        work = self._weight(act) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
+        work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 
     @functools.cached_property
@@ -165,6 +175,7 @@ class MapC(C):
     @property
     def run_parameters(self):
         found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.k.asks_reads else [])
+        found += ["const char *kfi_rising"] if self.k.by_result else []
         found += [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes] + ["const void *scalars"]
         return ", ".join(found) + self.dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
 
@@ -177,8 +188,12 @@ class MapC(C):
         return f"kfi_cpu_workspace({self.shape}, {len(self.k.sums)}, {self.k.dtype.acc.size})"
 
     def run_arguments(self, launcher):
-        k = self.k
-        found = [f"kfi_tile_{k.name}_{launcher.act.name}", f'"{launcher.act.name}"'] + ([str(int(bwd_reads_x(launcher.act)))] if k.asks_reads else [])
+        k, act = self.k, launcher.act
+        tile, reads = f"kfi_tile_{k.name}_{act.name}", int(bwd_reads_x(act))
+        if k.by(act):
+            tile, reads = f"{k.result} ? {tile}_by_result : {tile}", f"{k.result} ? 2 : {reads}"
+        found = [tile, f'"{act.name}"'] + ([str(reads)] if k.asks_reads else [])
+        found += [f'"{rising(act)}"' if k.by(act) and act.rising else "NULL"] if k.by_result else []
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if launcher.scalar_values else "NULL"]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 

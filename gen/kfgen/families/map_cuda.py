@@ -15,6 +15,7 @@ class MapCuda(Cuda):
         super().__init__(kernel)
         sizes = [s.dtype.size for s in self.k.loads + self.k.stores]
         self.vec = 16 // max(sizes)
+        self.lanes = [s for s in self.k.loads if s.reads != "result"]  # those that one kernel reads at most: the result is in the place of others
         # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
         # set-up to share (bench/NOTES.md).
         self.unroll = 4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
@@ -82,7 +83,7 @@ class MapCuda(Cuda):
     @property
     def each_blocks(self):
         """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
-        parts = sum(len(s.parts) for s in self.k.loads + self.k.stores)
+        parts = sum(len(s.parts) for s in self.lanes + self.k.stores)
         small = self.k.dtype.compute != "f64" and not self.k.keeps and len(self.k.row_loads) < 2 and parts < 5
         return ", unroll == 1 ? KFI_BLOCKS_8 : KFI_BLOCKS_6" if small else ""
 
@@ -98,9 +99,13 @@ class MapCuda(Cuda):
     @property
     def sum_ahead(self):
         """Rows on their way in registers: two where only one tensor is read."""
-        if len(self.k.loads) == 1:
+        if len(self.lanes) == 1:
             return "2"
-        return "kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2" if self.k.asks_reads else "1"
+        return f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2" if self.k.asks_reads else "1"
+
+    def lane(self, stream):
+        """Its place among the tensors of a row on its way: the result has that of one that is not read then."""
+        return self.lanes.index(next(s for s in self.lanes if s is stream or (stream.reads == "result" and s.reads == "act")))
 
     @property
     def sum_threads(self):
@@ -108,7 +113,7 @@ class MapCuda(Cuda):
         values and sums, or what shared memory has room for in a ring of many tensors; where each element is much work, one of 1,024
         starts least often (kfi_make_split)."""
         if self.sum_ring:
-            return min(768, STATIC_SHARED // (RING * 16 * max(1, len(self.k.loads))) // 64 * 64)
+            return min(768, STATIC_SHARED // (RING * 16 * max(1, len(self.lanes))) // 64 * 64)
         return 1024 if self.k.keeps and self.k.has_act else 512
 
     @property
@@ -124,6 +129,14 @@ class MapCuda(Cuda):
         found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
         found += (["g", "sums"] if self.k.sums else ["each"] + (["g"] if self.k.grid else [])) + self.k.used_scalars
         return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + (["scalars"] if self.k.has_act else []))
+
+    @property
+    def passed_on(self):
+        """What the run function hands to that of the gradient by the result."""
+        k = self.k
+        found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
+        found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
+        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "scalars"])
 
     @property
     def template(self):

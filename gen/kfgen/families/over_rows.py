@@ -71,7 +71,8 @@ class RowsKernel(Kernel):
             s.exprs = [root]
         read = self.graph.variables(self.roots)
         if self.bwd:
-            again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read]
+            activated = derive.activated(op, graph, outs)  # read by none: it would save no tensor of elements
+            again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read or n == activated]
             kept = [Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved]
             seeds = [replace(result(f"d{n}", node, use="gradient", of=n), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds

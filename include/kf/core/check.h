@@ -307,20 +307,20 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         const kf_i64 elements = s->elements ? s->elements[i] : kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
                                 : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
                                 : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
-        o->ptr = arguments->tensors[i];
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
+        o->ptr = o->flags & KFI_UNREAD ? NULL : arguments->tensors[i];
         o->twin = code[2] - '0';
-        o->bytes = o->ptr && !(o->flags & KFI_UNREAD) ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) * (uintptr_t)o->size : 0;
+        o->bytes = o->ptr ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) * (uintptr_t)o->size : 0;
         all->count = i + 1;
         all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
         all->bits |= ((kind >= KFI_ONE) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld element%s",
                             (long long)elements, elements == 1 ? "" : "s");
-        if ((uintptr_t)o->ptr & (uintptr_t)(o->size - 1))
+        if ((uintptr_t)arguments->tensors[i] & (uintptr_t)(o->size - 1))
             return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
-                            "is %p, expected a pointer aligned to its %d-byte elements", o->ptr, o->size);
+                            "is %p, expected a pointer aligned to its %d-byte elements", arguments->tensors[i], o->size);
         kf_i64 need;
         const int crowded = levels && kind == KFI_ELEM && o->flags & KFI_OUT && o->bytes ? kfi_crowded(o, levels, &need) : -1;
         if (crowded >= 0)
@@ -336,6 +336,21 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             : kfi_alike(&all->of[out], &all->of[other], levels) ? "the same pointer (in place) or memory apart"
                                                                                 : "the same strides in place, or memory apart");
         }
+    }
+    return KF_SUCCESS;
+}
+
+/* Of a gradient by the result `given`: the activation's scalars that must not be negative for it, since they turn the other side of 0 into this
+   one. words: their names, a point for each that may be; NULL: all may. values: floats, or doubles of 8 bytes. */
+KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, const char *words, const void *values, size_t size)
+{
+    for (int i = 0; words; ++i) {
+        const char *const word = kfi_word(words, i);
+        const double value = size == 8 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+        if (*word != '.' && value < 0.0)
+            return kfi_fail(KF_ERROR_INVALID_VALUE, name, word, "is %g, expected 0 or more where `%s` is given: without it the gradient is that of the inputs",
+                            value, given);
+        if (!strchr(word, ' ')) break;
     }
     return KF_SUCCESS;
 }

@@ -12,6 +12,18 @@ typedef int kf_i32;
 
 template <int tag>
 struct kfi_tag {};
+// Kernels whose gradient is that of the activation's result are those of another tag, which is negative: the complement of its id. Here what
+// an activation has that has no such gradient.
+template <int act>
+KFI_BOTH constexpr int kfi_act_by(kfi_tag<act>)
+{
+    return act;
+}
+template <int act>
+KFI_BOTH constexpr const char *kfi_act_rising(kfi_tag<act>) // its scalars that must not be negative for that (core/check.h)
+{
+    return nullptr;
+}
 
 // Scalars travel by value: those of an activation here.
 struct kfi_scalars_f32 {

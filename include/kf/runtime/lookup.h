@@ -118,7 +118,7 @@ kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info)
         info->tensors[i].name = o->name;
         info->tensors[i].dtype = kfi_rt_wanted_dtype(o->var, op->dtype[0], op->dtype[1], op->dtype[2]);
         info->tensors[i].is_output = o->is_out;
-        info->tensors[i].is_required = o->is_required && kfi_rt_is_read(o, op->activation);
+        info->tensors[i].is_required = !(o->missing >> op->activation & 1u) && kfi_rt_is_read(o, op->activation);
     }
     for (int i = 0; i < of->integers; ++i) info->integers[i] = of->number_names[i];
     for (int i = 0; i < of->scalars; ++i) info->scalars[i] = of->number_names[of->integers + i];

@@ -36,11 +36,11 @@ enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 
 typedef struct {
     const char *name;
-    unsigned char is_out, is_required, var;
+    unsigned char is_out, var;
     unsigned char extents;                     /* how many sizes its shape is made of */
     unsigned char extent[KFI_RT_SIZES], times; /* numbers of sizes, the slowest first; what the last one is multiplied by */
     unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
-    uint64_t unread;             /* a bit for each of the op's activations that reads nothing of it */
+    uint64_t missing, unread;    /* a bit for each of the op's activations with which it may be NULL; that reads nothing of it */
 } kfi_rt_operand;
 typedef struct {
     const char *name;

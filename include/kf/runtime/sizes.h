@@ -20,7 +20,7 @@ static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made 
     for (int i = 0; i < op->operand_count; ++i) {
         const kfi_rt_operand *const o = &op->operands[i];
         const kf_tensor_t *const t = c->tensors[i];
-        if (!t && o->is_required && kfi_rt_is_read(o, m->activation))
+        if (!t && !(o->missing >> m->activation & 1u) && kfi_rt_is_read(o, m->activation))
             return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor");
         if (!t) continue;
         const kf_result_t result = kfi_rt_check(op->name, o->name, &t->object, KFI_RT_TENSOR);

@@ -13,9 +13,10 @@ from kernel_fusion.torch._schema import schema
 NONE = activations()["none"]
 
 
-def _sources(op: Op, activation: str) -> list[tuple[str, int]]:
+def _sources(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
     """Where each input of the backward comes from: (in, out or grad, number); (shape, number) where nothing of it is read but how large it is;
-    (none, 0). Weights are given whether or not they are read: their dtype is that of their gradients."""
+    (none, 0). Weights are given whether or not they are read: their dtype is that of their gradients. by_result: with the activation's result in
+    place of inputs."""
     assert op.backward is not None
     inputs, outputs = [t.name for t in op.forward.inputs], [t.name for t in op.forward.outputs]
     found = []
@@ -23,8 +24,9 @@ def _sources(op: Op, activation: str) -> list[tuple[str, int]]:
         if t.use == "gradient":
             found.append(("grad", outputs.index(t.of)))
         elif t.name in outputs:
-            found.append(("none", 0) if activation in t.unread else ("out", outputs.index(t.name)))
-        elif activation in t.unread and t.use != "weight":
+            missing = activation in t.unread or (activation in t.by_result and not by_result)
+            found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
+        elif (activation in t.unread or (activation in t.by_result and by_result)) and t.use != "weight":
             found.append(("shape", inputs.index(t.name)) if t is op.backward.template else ("none", 0))
         else:
             found.append(("in", inputs.index(t.name)))
@@ -78,11 +80,16 @@ class _Ties:
         self.arguments = len(s.arguments)
         self.tail = self.arguments - s.saves
         self.rng = s.at["rng"] if op.dropout else 0  # of the arguments behind the tensors one is a tensor again
-        self.sources = {activations()[act]: _sources(op, act) for act in op.activations}  # by id: torch.compile reads it as it is
+        # By id and whether by the result: torch.compile reads it as it is.
+        self.sources = {(activations()[act], by): _sources(op, act, by) for act in op.activations for by in (False, True)}
+        by = {act for t in op.backward.inputs for act in t.by_result}
+        self.rising = {activations()[act]: [s.at["act"] + i for i in op.rising[act]] if act in by else None for act in op.activations}
 
     def remember(self, ctx: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> None:
         ctx.activation = args[self.tail - 1] if self.op.has_act else NONE
-        sources, rng = self.sources[ctx.activation], self.rng
+        rising, rng = self.rising[ctx.activation], self.rng
+        ctx.by_result = rising is not None and all(args[i] >= 0 for i in rising)
+        sources = self.sources[ctx.activation, ctx.by_result]
         kept = [(args if kind == "in" else outs)[i] for kind, i in sources if kind in ("in", "out")]
         ctx.save_for_backward(*kept, *([args[rng]] if rng else []))
         ctx.shapes = [(args[i].shape, args[i].dtype) for kind, i in sources if kind == "shape"]
@@ -94,7 +101,7 @@ class _Ties:
         """The backward's arguments but for the mask."""
         kept, shapes = iter(ctx.saved_tensors), iter(ctx.shapes)
         found: list[Any] = []
-        for kind, i in self.sources[ctx.activation]:
+        for kind, i in self.sources[ctx.activation, ctx.by_result]:
             if kind == "grad":
                 found.append(grads[i])
             elif kind == "shape":
