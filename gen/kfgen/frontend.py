@@ -66,7 +66,19 @@ def table(selection):
             "aliases": made["aliases"]}
 
 
+def formulas(made):
+    """{op: {activation: the statements of torch of forward and backward}}, of a manifest's ops that have a gradient which is one of the operands and
+    results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
+    found, other = {}, set()
+    for f in (f for f in made["functions"] if not f["integer"]):
+        name = names.stem(f["op"])
+        if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
+            other.add(name)
+        found.setdefault(name, {}).setdefault(f["activation"], [None, None])[f["bwd"]] = made["statements"][f["statements"]]["torch"]
+    return {name: lines for name, lines in found.items() if name not in other}
+
+
 def files(selection):
     """{path in the package: text}"""
-    found = table(selection)
-    return {"ops.json": json.dumps(found, separators=(",", ":"), sort_keys=True) + "\n"}
+    found = {"ops.json": table(selection), "formulas.json": formulas(manifest.build(selection))}
+    return {name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n" for name, what in found.items()}

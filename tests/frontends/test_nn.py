@@ -70,8 +70,12 @@ def pair(name, args, kwargs):
     return theirs, mine
 
 
-def same(got, want):
-    assert got.shape == want.shape and ((got - want).abs() <= 1e-10 * (1 + want.abs())).all()
+# PyTorch's gradient of hardsigmoid has 1/6 of float32, in float64 too.
+ROUNDED = {"Hardsigmoid": 1e-8}
+
+
+def same(got, want, tolerance=1e-10):
+    assert got.shape == want.shape and ((got - want).abs() <= tolerance * (1 + want.abs())).all()
 
 
 @pytest.mark.parametrize("name, args, kwargs, inputs, op", TWINS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(TWINS)])
@@ -87,7 +91,7 @@ def test_twins(name, args, kwargs, inputs, op):
             leaves = [given[0], *module.parameters()]
             found.append([out, *torch.autograd.grad((out * out).sum(), leaves), *module.state_dict().values()])
         for got, want in zip(found[1], found[0], strict=True):
-            same(got, want)
+            same(got, want, ROUNDED.get(name, 1e-10))
     assert isinstance(modules[1], getattr(nn, name)) and repr(modules[1]) == repr(modules[0])
 
 

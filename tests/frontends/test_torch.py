@@ -109,7 +109,7 @@ def test_without_a_gradient_nothing_is_saved(kf):
         assert not kf.ops.layer_norm(x.requires_grad_()).requires_grad
 
 
-def test_second_derivatives_are_refused(kf):
+def test_second_derivatives_that_are_refused(kf):
     x = torch.randn(3, 4, requires_grad=True)
     [first] = torch.autograd.grad(kf.ops.layer_norm(x).square().sum(), [x], create_graph=True)
     with pytest.raises(NotImplementedError, match="kf.layer_norm has no second derivative"):

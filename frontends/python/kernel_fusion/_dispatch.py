@@ -28,14 +28,14 @@ def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[s
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     first = op.forward.inputs[0].name
-    of_torch = TORCH.functions(op)[activation] if TORCH else None
+    of_torch = TORCH.function(op, activation) if TORCH else None
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
         x = args[0] if args else kwargs.get(first)
         if isinstance(x, TENSOR):
             if of_torch is None:
-                of_torch = TORCH.functions(op)[activation]
+                of_torch = TORCH.function(op, activation)
             return of_torch(*args, **kwargs)
         if TORCH is None and type(x).__module__ == "torch":
             look_for_torch()

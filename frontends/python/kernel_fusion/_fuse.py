@@ -17,15 +17,16 @@ class Fused:
     """A function over NumPy arrays and PyTorch tensors. Its operands are its arguments in the order in which they were named."""
 
     def __init__(self, entry: dict[str, Any], label: str):
-        from kfgen import entries, expr, frontend, fused
+        from kfgen import entries, expr, frontend, fused, manifest
 
         name = f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
         try:
-            found = frontend.table(fused.selection(name, entry))["ops"][0]
+            chosen = fused.selection(name, entry)
+            found, formulas = frontend.table(chosen)["ops"][0], frontend.formulas(manifest.build(chosen)).get(name, {})
         except (entries.SpecError, expr.ExprError) as e:
             raise ValueError(f"kf.{label}: {_said(e)}") from None
         self._own = _compiled.Own(name, entry, label)
-        self._op = _table.entry(found, {"none": ()}, {"none": ()}, label, self._own)
+        self._op = _table.entry(found, {"none": ()}, {"none": ()}, label, self._own, formulas)
         self._own.of(self._op)
         if "torch" in sys.modules:
             _dispatch.look_for_torch()  # registers the op now, since torch.compile could not while it traces

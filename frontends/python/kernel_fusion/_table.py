@@ -89,6 +89,7 @@ class Op:
     label: str = ""  # what messages call it, where that is not its name
     own: Any = None  # the library that has its functions, where that is not the package's: _compiled.Own
     rising: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the numbers of those that may not be negative for a gradient by the result
+    formulas: dict[str, list[list[str]]] | None = None  # of own ops: as in formulas.json
 
     @functools.cached_property
     def has_act(self) -> bool:
@@ -206,13 +207,13 @@ def _call(found: dict[str, Any]) -> Call:
 
 
 def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
-          own: Any = None) -> Op:
+          own: Any = None, formulas: Any = None) -> Op:
     """An op of what kfgen.frontend says of it."""
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
               backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]},
-              rising={a: rising[a] for a in found["activations"]}, label=label, own=own)
+              rising={a: rising[a] for a in found["activations"]}, label=label, own=own, formulas=formulas)
 
 
 @functools.cache
@@ -233,6 +234,17 @@ def ops() -> dict[str, Op]:
     scalars = {name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()}
     rising = {name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"]) for name, a in _read()["activations"].items()}
     return {found["name"]: entry(found, scalars, rising) for found in _read()["ops"]}
+
+
+@functools.cache
+def _formulas() -> dict[str, dict[str, list[list[str]]]]:
+    found: dict[str, dict[str, list[list[str]]]] = json.loads((HERE / "formulas.json").read_text())
+    return found
+
+
+def formulas(op: Op, activation: str) -> list[list[str]] | None:
+    """The statements of torch of its two directions, where there are such that may be differentiated again."""
+    return (op.formulas if op.own else _formulas().get(op.name, {})).get(activation)  # type: ignore[union-attr]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from torch.library import Library, register_fake
 
 from kernel_fusion import _library, _table
-from kernel_fusion.torch import _cuda, _kernels, _public, _shim
+from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _shim
 from kernel_fusion.torch._schema import Schema, schema
 
 LIBRARY = Library("kf", "DEF")
@@ -58,12 +58,17 @@ THREADS_SHARED = _share_threads()
 
 
 @functools.cache
-def functions(op: _table.Op) -> dict[str, Callable[..., Any]]:
-    """Of an op: {activation: function}."""
+def _made(op: _table.Op) -> tuple[Any, Any]:
     if op.own:
         for s in _define(op):
             LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
-    return _public.functions(op, torch.ops.kf)
+    return _autograd.make(op, torch.ops.kf)
+
+
+@functools.cache
+def function(op: _table.Op, activation: str) -> Callable[..., Any]:
+    """What kf.ops calls for tensors."""
+    return _public.make(op, activation, *_made(op))
 
 
 def kernels() -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_fusion._table import Op, activations
-from kernel_fusion.torch._schema import schema
+from kernel_fusion._table import Op, activations, formulas
+from kernel_fusion.torch import _formula
+from kernel_fusion.torch._schema import schema, words
 
 NONE = activations()["none"]
 
@@ -53,16 +54,39 @@ def _without(op: Op, forward: Any) -> Any:
     return Function
 
 
-def _once(op: Op, backward: Any) -> Any:
-    """A backward that is part of a graph itself: it is computed, and says that it has no gradient when one is asked for."""
+def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
+    """What make gives, of PyTorch's own functions alone: torch.compile reads them. The gradient is kf's formula too, not what autograd would make of
+    the result's: at ties, and where a chain of factors overflows, it is another."""
+    forward, backward = _formula.make(op, activation)
+    return forward, _with_backward(op, forward, backward)
+
+
+def _again(op: Op, backward: Any) -> Any:
+    """A backward that is part of a graph itself. Its own gradient is that of its formula, computed by PyTorch; or it says that there is none."""
+    s = schema(op, True)
+
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
+            ctx.activation = words()[args[s.at["activation"]]] if op.has_act else "none"
+            ctx.save_for_backward(*args[:s.inputs])
+            ctx.rest = args[s.inputs:]
             return backward(*args)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
+            if formulas(op, ctx.activation) is None:
+                raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
+            with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
+                given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
+                found = _formula.make(op, ctx.activation)[1](*given, *ctx.rest)
+            found = (found,) if isinstance(found, Tensor) else found
+            wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
+            pairs = [(f, g) for f, g in zip(found, grads) if f.requires_grad and g is not None and g.shape == f.shape]
+            got = iter(torch.autograd.grad([f for f, _ in pairs], wanted, [g for _, g in pairs], create_graph=torch.is_grad_enabled(),
+                                           allow_unused=True, materialize_grads=True) if pairs else [torch.zeros_like(t) for t in wanted])
+            result = [next(got) if needed else None for needed in ctx.needs_input_grad[:s.inputs]]
+            return *result, *[None] * len(ctx.rest)
 
     Twice.__name__ = f"kf_{op.name}_bwd"
     return Twice
@@ -121,7 +145,7 @@ class _Ties:
 
 
 def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
-    ties, twice = _Ties(op), _once(op, backward)
+    ties, twice = _Ties(op), _again(op, backward)
 
     class Function(torch.autograd.Function):
         @staticmethod

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_fusion import _arguments
+from kernel_fusion import _arguments, _table, config
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, explain
@@ -47,8 +47,11 @@ def _text(op: Op, activation: str) -> str:
     lines += ["    if save and compiling():"] if pairs else []  # which takes no tensor twice
     for a, b in pairs:
         lines += [f"        if {b} is {a} and {b} is not None:", f"            {b} = {b}.view_as({b})"]
-    lines += [f"    given = ({tensors}, {rest})",
-              "    try:",
+    lines += [f"    given = ({tensors}, {rest})"]
+    if _decomposes(op, activation):
+        lines += [f"    if compiling() and {first}.is_floating_point() and decomposes():",
+                  "        return plain_apply(*given) if save else plain(*given)"]
+    lines += ["    try:",
               "        found = forward(*given) if not save else apply(*given) if compiling() or transformed() else fast_apply(*given)",
               "    except RuntimeError as e:",
               "        raise explain(schema, e, given) from None"]
@@ -67,6 +70,18 @@ def _rest(op: Op, activation: str) -> str:
     return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
 
 
+def _decomposes(op: Op, activation: str) -> bool:
+    """Whether torch.compile may see the formula in place of the op: where each result is made of elements, so that it can be computed where its
+    neighbours are."""
+    return op.family == "map" and _table.formulas(op, activation) is not None
+
+
+def decomposes() -> bool:
+    if config.compile_ops == "auto":
+        return not torch.compiler.is_exporting()
+    return config.compile_ops == "decompose"
+
+
 def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
     where = op.said(activation)
     names: dict[str, Any] = {
@@ -74,13 +89,10 @@ def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., 
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
         "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
+    if _decomposes(op, activation):
+        plain, plain_function = _autograd.decomposed(op, activation)
+        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes}
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
     made.__qualname__ = where  # as Python's own errors about arguments have it
     return made
-
-
-def functions(op: Op, namespace: Any) -> dict[str, Callable[..., Any]]:
-    """{activation: function}"""
-    forward, function = _autograd.make(op, namespace)
-    return {activation: make(op, activation, forward, function) for activation in op.activations}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op's two directions in PyTorch's own functions, with the arguments of the ops of torch.library: made of the statements that the manifest has.
+Numbers of 2 bytes are computed in float32 and rounded once, as the kernels do."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernel_fusion._table import Op, Tensor, formulas
+from kernel_fusion.torch._schema import schema
+
+SPANS = {"all": "shape", "before": "shape[:at]", "axis": "shape[at:at + 1]", "after": "shape[at + 1:]", "all but three": "shape[:-3]",
+         "one": "shape[:0]"}
+
+
+def _span(what: str | int) -> str:
+    """The dimensions of `shape` that a size is the product of."""
+    return SPANS[what] if isinstance(what, str) else f"shape[{what}:{what + 1 or ''}]"
+
+
+def _extent(extent: str, op: Op) -> tuple[str, str]:
+    """An extent of a tensor: (in the manifest, the dimensions that it stands for)."""
+    factor, _, name = extent.rpartition(" * ")
+    if op.parts[name] == "groups":
+        return name, name
+    span = _span(op.parts[name])
+    return (f"{factor} * {name}", f"*[{factor} * n for n in {span}]") if factor else (name, f"*{span}")
+
+
+def _shape(op: Op, tensor: Tensor, own: bool) -> str:
+    return "".join(f"{_extent(extent, op)[own]}, " for extent in tensor.shape)
+
+
+def _sizes(op: Op, template: Tensor) -> list[str]:
+    """`shape`, that of an elem; `at`, the axis; the sizes."""
+    lines = [f"shape = {template.name}.shape"]
+    if template.kind == "half":
+        lines.append("shape = torch.Size([*shape[:-1], shape[-1] // 2])")
+    axis = "dim" if op.has_axis else op.axis
+    lines += [f"at = {axis} % len(shape) if len(shape) else 0"] if axis is not None else []
+    return lines + [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"]
+
+
+def _dtype(t: Tensor, template: Tensor) -> str:
+    """Of a tensor's argument: an expression of the arguments as they are given."""
+    return f"{template.name}.dtype if {t.name} is None else {t.name}.dtype" if t.nullable or t.unread else f"{t.name}.dtype"
+
+
+def _given(op: Op, t: Tensor, template: Tensor, flat: bool) -> str:
+    """A tensor in its shape in the manifest."""
+    text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
+    if t.nullable:
+        text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
+    return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") else f"{t.name} = {text}"
+
+
+def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
+    """That a tensor is what the op would take: PyTorch's functions would broadcast it, or compute in another dtype."""
+    shape = f"tuple({template.name}.shape)" if flat else f"({_shape(op, t, True)})"
+    wanted = {"T": "dtype_T", "acc": "torch.float64 if dtype_T == torch.float64 else torch.float32"}.get(t.var)
+    there = f"{t.name} is not None and " if t.nullable else ""
+    beside = f"beside {template.name} of "
+    lines = [f"if {there}tuple({t.name}.shape) != {shape}:",
+             f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, expected {{{shape}}} {beside}the shape "
+             f"{{tuple({template.name}.shape)}}')"]
+    if wanted:
+        lines += [f"if {there}{t.name}.dtype != ({wanted}):",
+                  f"    raise TypeError(f'{{where}}: {t.name} has the dtype {{{t.name}.dtype}}, expected {{{wanted}}} {beside}{{dtype_T}}')"]
+    return lines
+
+
+def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) -> str:
+    call, template, flat = op.direction(backward), op.direction(backward).template, set(op.parts.values()) == {"all"}
+    read = set().union(*(compile(line, "", "exec").co_names for line in statements))
+    dtypes = {"T": f"{template.name}.dtype"} | {t.name: _dtype(t, template) for t in call.inputs if t.var == "U"}
+    lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + ([] if flat else _sizes(op, template))
+    lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + ["T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"]
+    given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)  # from which others are made
+    if not backward:
+        lines += [line for t in given if t is not template for line in _checks(op, t, template, flat)]
+    lines += [*(_given(op, t, template, flat) for t in given), *statements]
+    results = []
+    for t in call.outputs:
+        text = t.name if flat else f"{t.name}.reshape({_shape(op, t, True)})"
+        results.append(f"{text}.to(dtype_{t.of if t.var == 'U' else 'T'})" if t.var in ("T", "U") else text)
+    names = ", ".join(name for _, name in schema(op, backward).arguments)
+    return "\n    ".join([f"def function({names}):", *lines, f"return {', '.join(results)}"]) + "\n"
+
+
+def wide(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.float32) if t.dtype.itemsize == 2 else t
+
+
+@functools.cache
+def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(forward, backward)"""
+    found = formulas(op, activation)
+    assert found is not None
+    made = []
+    for backward, statements in enumerate(found):
+        names: dict[str, Any] = {"torch": torch, "wide": wide, "where": op.said(activation)}
+        text = _text(op, activation, bool(backward), statements)
+        exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
+        made.append(names["function"])
+    return made[0], made[1]

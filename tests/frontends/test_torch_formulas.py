@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op's formulas in PyTorch's functions: its second derivative, and what torch.compile sees in place of it."""
+
+import re
+
+import cases
+import kfpython
+import pytest
+import pytorch
+
+torch = pytorch.load()
+
+import torchops  # noqa: E402
+from torchops import case, close, ids  # noqa: E402
+
+kfpython.use()
+from kernel_fusion import _table  # noqa: E402
+
+EVERY = list({(f["op"], f["activation"]): f for f in torchops.FUNCTIONS if f["backward"] and not f["dropout"] and len(f["dtypes"]) == 1
+              and not f["integer"]}.values())
+
+
+def of(f):
+    return next(op for op in _table.ops().values() if op.pattern == f["op"])
+
+
+def has_formulas(f):
+    return _table.formulas(of(f), f["activation"]) is not None
+
+
+AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
+# What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
+DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
+DECOMPOSED = DECOMPOSED if cases.LEVEL > 1 else list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
+
+
+@pytest.mark.parametrize("f", AGAIN, ids=ids)
+def test_second_derivatives(kf, f):
+    """As PyTorch checks them; where a gradient reads what its forward saved, the second one is refused by name."""
+    c = case(f, "f64")
+    tensors = [c.tensors[n] for n in c.wanted]
+
+    def call(*given):
+        return c.call(kf, **dict(zip(c.wanted, given)))
+
+    if has_formulas(f):
+        assert torch.autograd.gradgradcheck(call, tensors)
+        return
+    found = torch.autograd.grad(torchops.results(call(*tensors))[0].square().sum(), tensors, create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"kf.{c.op.name} has no second derivative"):
+        torch.autograd.grad(sum(g.sum() for g in found), tensors)
+
+
+def test_which_have_second_derivatives():
+    """All that are made of elements or reduce an axis, and softmax, whose gradient reads its result alone."""
+    without = {of(f).name for f in EVERY if not has_formulas(f)}
+    assert not {f["op"] for f in EVERY if f["family"] in ("map", "reduce") and of(f).name in without} and "softmax" not in without
+    assert {"layer_norm", "cross_entropy", "rms_norm"} <= without
+
+
+def test_third_derivatives_and_a_penalty_of_gradients(kf):
+    x = torch.linspace(-3, 3, 41, dtype=torch.float64, requires_grad=True)
+    first, second, third = x, None, None
+    [first] = torch.autograd.grad(kf.ops.gelu(x).sum(), [x], create_graph=True)
+    [second] = torch.autograd.grad(first.sum(), [x], create_graph=True)
+    [third] = torch.autograd.grad(second.sum(), [x])
+    density = torch.exp(-x * x / 2) * 0.3989422804014327
+    close(second, (2 - x * x) * density, 1e-12)
+    close(third, (x**3 - 4 * x) * density, 1e-12)
+    y = torch.randn(5, 6, dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.randn(6, dtype=torch.bfloat16, requires_grad=True)
+    [g] = torch.autograd.grad(kf.ops.bias_gelu(y, bias).float().sum(), [y], create_graph=True)
+    got = torch.autograd.grad(g.float().square().sum(), [y, bias])
+    a, b = (t.detach().double().requires_grad_() for t in (y, bias))
+    [h] = torch.autograd.grad(torch.nn.functional.gelu(a + b).sum(), [a], create_graph=True)
+    for m, t in zip(got, torch.autograd.grad(h.square().sum(), [a, b])):
+        assert m.dtype == torch.bfloat16
+        close(m, t, 0.06)
+
+
+@pytest.mark.parametrize("f", DECOMPOSED, ids=ids)
+def test_decomposed(kf, f, monkeypatch):
+    """Values and gradients of what torch.compile is shown, run as it is."""
+    import kernel_fusion.torch as own
+
+    function = own.function(of(f), f["activation"])
+    monkeypatch.setitem(function.__globals__, "compiling", lambda: True)
+    monkeypatch.setitem(function.__globals__, "forward", None)
+    for dtype in cases.by_level(("bf16",) if f["activation"] == "gelu" else ("f32",), ("f32", "f16", "bf16", "f64")):
+        c = case(f, dtype)
+        (want, *_), given = c.reference()
+        got = function(**c.tensors, **c.kwargs)
+        close(got, want, torchops.TOLERANCE[dtype], f"{ids(f)} {dtype}")
+        up = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(got.dtype)
+        mine = torch.autograd.grad((got.double() * up).sum(), [c.tensors[n] for n in c.wanted])
+        theirs = torch.autograd.grad((want * up.double()).sum(), [given[n] for n in c.wanted])
+        for name, m, t in zip(c.wanted, mine, theirs):
+            assert m.dtype == c.tensors[name].dtype
+            close(m, t, 8 * torchops.TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+
+
+def test_a_gradient_at_a_tie_is_kf_s(kf, monkeypatch):
+    """Not what PyTorch would make of the formula: a clamp of relu6 would give 1 at 6."""
+    import kernel_fusion.torch as own
+
+    function = own.function(*_table.find("relu6"))
+    monkeypatch.setitem(function.__globals__, "compiling", lambda: True)
+    x = torch.tensor([0.0, 3.0, 6.0], requires_grad=True)
+    assert torch.autograd.grad(function(x).sum(), [x])[0].tolist() == [0, 1, 0]
+
+
+def graph_of(function, *args):
+    """The functions that a compiled graph calls, and its result."""
+    found = []
+
+    def backend(module, inputs):
+        found.extend(node.target for m in module.modules() if isinstance(m, torch.fx.GraphModule) for node in m.graph.nodes
+                     if node.op == "call_function")
+        return module
+
+    torch._dynamo.reset()
+    result = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)(*args)
+    return {str(t) for t in found}, result
+
+
+def test_what_torch_compile_sees(kf, monkeypatch):
+    x, bias = torch.randn(4, 6), torch.randn(6)
+
+    def call(x, bias):
+        return kf.ops.layer_norm(kf.ops.bias_gelu(x, bias) * 2)
+
+    for mode, seen in (("auto", {"kf.layer_norm.default"}), ("decompose", {"kf.layer_norm.default"}),
+                       ("opaque", {"kf.layer_norm.default", "kf.bias.default"})):
+        monkeypatch.setattr(kf.config, "compile_ops", mode)
+        targets, result = graph_of(call, x, bias)
+        assert {t for t in targets if t.startswith("kf.")} == seen, mode
+        close(result, call(x, bias).double(), 1e-5)
+    monkeypatch.setattr(kf.config, "compile_ops", "auto")
+    for wrong, text in ((torch.randn(1), "bias has the shape (1,), expected"), (bias.double(), "bias has the dtype")):
+        with pytest.raises(Exception, match=re.escape(f"kf.bias_gelu: {text}")):
+            graph_of(call, x, wrong)
+    with pytest.raises(Exception, match="kf.add: b has the shape"):
+        graph_of(kf.ops.add, x, bias)
+
+
+@pytest.mark.level(2)
+def test_inductor(kf):
+    """Forward and backward, fused by Inductor with what stands around."""
+    x, bias = torch.randn(40, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+
+    def call(x, bias):
+        return (kf.ops.gelu_glu(kf.ops.bias_gelu(x * 2, bias)) + 1).sin()
+
+    torch._dynamo.reset()
+    got, want = torch.compile(call, fullgraph=True)(x, bias), call(x, bias)
+    close(got, want.double(), 1e-5)
+    for m, t in zip(*(torch.autograd.grad(r.sum(), [x, bias]) for r in (got, want))):
+        close(m, t.double(), 1e-5)
