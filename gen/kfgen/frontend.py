@@ -70,7 +70,7 @@ def formulas(made):
     """{op: {activation: the statements of torch of forward and backward}}, of a manifest's ops that have a gradient which is one of the operands and
     results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
     found, other = {}, set()
-    for f in (f for f in made["functions"] if not f["integer"]):
+    for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
         if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
             other.add(name)

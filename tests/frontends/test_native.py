@@ -10,10 +10,11 @@ import kfpython
 import numeric
 import numpy as np
 import pytest
+from kfgen import packed as packing
 from storage import Failure
 
 NATIVE = kfpython.SOURCE / "kernel_fusion/native"
-FUNCTIONS = [f for f in (kflib.manifest()["functions"] if cases.LEVEL > 1 else numeric.FUNCTIONS) if not f["state"]]
+FUNCTIONS = packing.functions({"functions": kflib.manifest()["functions"] if cases.LEVEL > 1 else numeric.FUNCTIONS})
 GROUPS = {}
 for _function in FUNCTIONS:
     GROUPS.setdefault((_function["header"], _function["bwd"]), []).append(_function)

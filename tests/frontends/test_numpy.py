@@ -9,7 +9,7 @@ import types
 import kflib
 import numpy as np
 import pytest
-from kfgen import frontend
+from kfgen import frontend, packed
 from kfgen import spec as specs
 from kfgen.render import Selection
 
@@ -206,7 +206,7 @@ def test_names_that_are_none(kf):
 
 def test_every_function_has_a_signature_and_a_docstring(kf):
     """Of its entry: each argument with shape and dtype, what it returns, which errors."""
-    functions = {(f["op"], f["activation"]) for f in kflib.manifest()["functions"]}
+    functions = {(f["op"], f["activation"]) for f in packed.functions(kflib.manifest())}
     found = {}
     for name in dir(kf.ops):
         function = getattr(kf.ops, name)
