@@ -70,12 +70,25 @@ def _alias(found: dict[str, Any]) -> Callable[..., Any]:
 _made: dict[str, Callable[..., Any]] = {}
 
 
+def composed() -> dict[str, Callable[..., Any]]:
+    """{name: function of several calls}"""
+    functions: dict[str, Callable[..., Any]] = importlib.import_module("kernel_fusion._composed").FUNCTIONS
+    return functions
+
+
+def plain(name: str) -> Callable[..., Any]:
+    """The function of an op alone."""
+    look_for_torch()
+    return make(*_table.functions()[name])
+
+
 def lookup(name: str) -> Callable[..., Any]:
     """A function by its name or by another spelling."""
     if name not in _made:
-        look_for_torch()
-        if name in _table.functions():
-            _made[name] = make(*_table.functions()[name])
+        if name in composed():
+            _made[name] = composed()[name]
+        elif name in _table.functions():
+            _made[name] = plain(name)
         elif name in _table.aliases():
             _made[name] = _alias(_table.aliases()[name])
         else:
@@ -84,7 +97,7 @@ def lookup(name: str) -> Callable[..., Any]:
 
 
 def names() -> list[str]:
-    return sorted([*_table.functions(), *_table.aliases(), "call"])
+    return sorted({*_table.functions(), *_table.aliases(), *composed(), "call"})
 
 
 def word(name: str, activation: str | None = None) -> str:

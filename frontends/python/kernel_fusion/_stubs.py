@@ -6,7 +6,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from kernel_fusion import _arguments, _classes, _dispatch, _table
+from kernel_fusion import _arguments, _classes, _composed, _dispatch, _table
 from kernel_fusion._table import Op
 
 HEAD = '''# SPDX-License-Identifier: Apache-2.0
@@ -54,8 +54,9 @@ def _alias(name: str) -> str:
 
 
 def text() -> str:
-    lines = [f"def {name}({', '.join(_parameters(op, act))}) -> {_result(op)}: ..." for name, (op, act) in _table.functions().items()]
-    return HEAD + "\n".join([*lines, *map(_alias, _table.aliases())]) + "\n"
+    lines = [f"def {name}({', '.join(_parameters(op, act))}) -> {_result(op)}: ..." for name, (op, act) in _table.functions().items()
+             if name not in _dispatch.composed()]
+    return HEAD + "\n".join([*lines, *map(_alias, _table.aliases()), *_composed.STUBS]) + "\n"
 
 
 MODULES = """# SPDX-License-Identifier: Apache-2.0
@@ -84,7 +85,7 @@ def modules() -> str:
 
 
 if __name__ == "__main__":
-    assert set(_dispatch.names()) == {*_table.functions(), *_table.aliases(), "call"}
+    assert set(_dispatch.names()) == {*_table.functions(), *_table.aliases(), *_dispatch.composed(), "call"}
     package = pathlib.Path(sys.argv[1])
     (package / "ops.pyi").write_text(text())
     (package / "nn/activations.pyi").write_text(modules())

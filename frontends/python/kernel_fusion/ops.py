@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernel_fusion._dispatch import lookup, names
+from kernel_fusion._dispatch import plain as _plain
 from kernel_fusion._dispatch import word as _word
 
 __all__ = ["call"]
@@ -14,7 +15,7 @@ _self = sys.modules[__name__]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    found = globals()[name] = lookup(name)
+    found = globals()[name] = _plain(name.removeprefix("_plain_")) if name.startswith("_plain_") else lookup(name)
     return found
 
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.ops' functions of several calls, over arrays and tensors, against PyTorch's; and kf.ops.call."""
+
+import re
+
+import kfpython
+import numpy as np
+import pytest
+import pytorch
+
+torch = pytorch.load()
+
+import torch.nn.functional as F  # noqa: E402
+
+
+def draw(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).requires_grad_()
+
+
+def same(call, reference, *tensors):
+    """Over tensors, with gradients, and over arrays."""
+    got, want = call(*tensors), reference(*tensors)
+    assert got.shape == want.shape and torch.allclose(got, want, 1e-11, 1e-11)
+    for m, t in zip(*(torch.autograd.grad(r.square().sum(), tensors) for r in (got, want))):
+        assert torch.allclose(m, t, 1e-9, 1e-10)
+    arrays = call(*(t.detach().numpy() for t in tensors))
+    assert np.allclose(arrays, want.detach().numpy(), 1e-11, 1e-11)
+
+
+def test_gelu(kf):
+    x = draw(3, 4)
+    same(kf.ops.gelu, F.gelu, x)
+    same(lambda x: kf.ops.gelu(x, approximate="none"), F.gelu, x)
+    if kfpython.WHOLE:
+        same(lambda x: kf.ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), x)
+    out = np.empty((3, 4))
+    assert kf.ops.gelu(x.detach().numpy(), out=out) is out
+    with pytest.raises(ValueError, match="kf.gelu: approximate is 'erf', expected 'none' or 'tanh'"):
+        kf.ops.gelu(x, approximate="erf")
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_linear(kf, activation):
+    act = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}[activation]
+    for x in (draw(5, 4), draw(2, 3, 4)):
+        same(lambda x, w, b: kf.ops.fused_linear_activation(x, w, b, activation), lambda x, w, b: act(F.linear(x, w, b)), x, draw(6, 4), draw(6))
+        same(lambda x, w: kf.ops.fused_linear_activation(x, w, activation=activation), lambda x, w: act(F.linear(x, w)), x, draw(6, 4))
+
+
+def test_attention(kf):
+    q, k, v = draw(2, 3, 8), draw(2, 5, 8), draw(2, 5, 12)
+    seen = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0)) > 0.3
+    seen[..., 0] = True
+    added = torch.randn(2, 3, 5, dtype=torch.float64)
+
+    def heads(t):
+        return t.unflatten(-1, (4, t.shape[-1] // 4)).transpose(1, 2)
+
+    def reference(q, k, v, **more):
+        return F.scaled_dot_product_attention(heads(q), heads(k), heads(v), **more).transpose(1, 2).flatten(-2)
+
+    for own, theirs in (({}, {}), ({"scale": 0.3}, {"scale": 0.3}), ({"mask": added}, {"attn_mask": added[:, None]}),
+                        ({"mask": seen}, {"attn_mask": seen[:, None]}), ({"mask": seen[0]}, {"attn_mask": seen[0]})):
+        def call(q, k, v, own=own):
+            mask = own.get("mask")
+            mask = mask.numpy() if mask is not None and isinstance(q, np.ndarray) else mask
+            mask = mask if mask is None or mask.ndim == 3 else np.stack([mask] * 2) if isinstance(mask, np.ndarray) else mask.expand(2, 3, 5)
+            return kf.ops.fused_multihead_attention(q, k, v, 4, **{**own, "mask": mask})
+        same(call, lambda q, k, v, theirs=theirs: reference(q, k, v, **theirs), q, k, v)
+    square = k, k.detach().clone().requires_grad_(), v
+    same(lambda *t: kf.ops.fused_multihead_attention(*t, 4, causal=True), lambda *t: reference(*t, is_causal=True), *square)
+    same(kf.ops.fused_attention_score, lambda q, k: (q @ k.T / 8**0.5).softmax(-1), draw(3, 8), draw(5, 8))
+
+
+SAID = [
+    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 5)), ValueError,
+     "kf.fused_linear_activation: weight has the shape (6, 5), expected ('any', 4) beside x of the shape (3, 4)"),
+    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4).float()), TypeError,
+     "kf.fused_linear_activation: weight has the dtype torch.float32, expected torch.float64 as x"),
+    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4), activation="swish"), ValueError, "activation is swish, expected one of"),
+    (lambda ops: ops.fused_attention_score(draw(2, 3, 8), draw(3, 5, 8)), ValueError,
+     "kf.fused_attention_score: k has the shape (3, 5, 8), expected (2, 'any', 8) beside q of the shape (2, 3, 8)"),
+    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 9), 2), ValueError,
+     "kf.fused_multihead_attention: v has the shape (5, 9), expected a last dimension that num_heads = 2 divides"),
+    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(4, 8), 2), ValueError, "v has the shape (4, 8), expected (5, 'any')"),
+    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 8), 2.0), TypeError, "num_heads is float, expected a whole number"),
+    (lambda ops: ops.fused_attention_score(draw(3, 8), draw(5, 8), mask=draw(3, 5), causal=True), ValueError, "mask is given beside causal"),
+    (lambda ops: ops.call("laier_norm", draw(3)), ValueError, "kf: there is no op `laier_norm`; those there are:")]
+
+
+@pytest.mark.parametrize("number", range(len(SAID)))
+def test_what_is_refused(kf, number):
+    call, error, text = SAID[number]
+    with pytest.raises(error, match=re.escape(text)):
+        call(kf.ops)
+
+
+def test_compile(kf):
+    """kf.ops.call and functions of several calls are one graph."""
+    torch._dynamo.reset()
+    x, w, b = draw(3, 4), draw(6, 4), draw(6)
+
+    def model(x, w, b):
+        return kf.ops.call("layer_norm", kf.ops.gelu(kf.ops.fused_linear_activation(x, w, b, "relu")), activation="gelu")
+
+    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x, w, b), model(x, w, b), 1e-12)
