@@ -128,7 +128,7 @@ def arithmetic(k):
 def moved_bytes(k, act):
     """Per element of the result, every tensor of its shape once."""
     along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.picked]  # by the activation's result, where it may be
-    return sum(s.dtype.size * len(s.parts) for s in along if s.role != "in" or not k.bwd or (not k.unread(s, act) and not k.instead(s, act)))
+    return sum(s.dtype.size * k.per_element(s) for s in along if s.role != "in" or not k.bwd or (not k.unread(s, act) and not k.instead(s, act)))
 
 
 def gathers(k):

@@ -190,6 +190,10 @@ class Kernel:
         """Of an operand of whole numbers that say where another one is read: the size that they must be less than."""
         return self.extents[-1] if stream.name in self.columns else None
 
+    def per_element(self, stream):
+        """How many elements of a tensor there are for one of the result: 0 of what is smaller."""
+        return 0 if stream.is_row else len(stream.parts)
+
     def touched(self, stream):
         """The extents of what a call reads or writes of a tensor."""
         return self.shape(stream)

@@ -162,7 +162,7 @@ def function(launcher, user=None, common=None, backward=None):
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
-        "cost": cost(k, tensors), "bytes": sum(s.dtype.size * len(s.parts) for s in moved),
+        "cost": cost(k, tensors), "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
         "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
 

@@ -64,7 +64,7 @@ def test_uses():
     assert uses == {"x": "input", "weight": "weight", "bias": "weight", "out": "output", "mean": "saved", "rstd": "saved"}
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_batch_norm_train_f32"]).items()}
     assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == ["weight", "input", "output"]
-    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label", "index"}
+    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label", "index", "position"}
 
 
 def test_what_null_means():
@@ -117,7 +117,7 @@ def test_which_inputs_have_a_gradient():
         given = {a["of"]: n for n, a in tensors(FUNCTIONS[f["backward"]]).items() if a["use"] == "gradient"} if f["backward"] else {}
         for name, a in tensors(f).items():
             assert a["gradient"] == given.get(name, ""), (f["name"], name)
-            elem = next(t["shape"] for t in tensors(f).values() if t["kind"] in ("elem", "half"))
+            elem = next((t["shape"] for t in tensors(f).values() if t["kind"] in ("elem", "half")), [])
             summed = a["use"] == "gradient" and a["role"] != "in" and a["kind"] not in ("elem", "half")
             assert a["summed_over"] == ([e for e in elem if e not in a["shape"]] if summed else []), (f["name"], name)
     assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == ["outer", "length", "inner"]

@@ -88,7 +88,7 @@ FAMILY = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "amax", "amin", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
-    "any_nonfinite": (0, True, 4, False), "embedding": (0, True, LABELS, True)}
+    "any_nonfinite": (0, True, 4, False), **dict.fromkeys(("embedding", "rope", "rope_interleaved"), (0, True, LABELS, True))}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)

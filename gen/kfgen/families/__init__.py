@@ -8,10 +8,11 @@ from kfgen.entries import NAME
 from kfgen.families.family import Family
 from kfgen.families.lookup import Lookup
 from kfgen.families.map import Map
+from kfgen.families.pairs import Pairs
 from kfgen.families.reduce import Reduce
 from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup())}
+FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs())}
 OWN = {}  # {folder: family}
 
 

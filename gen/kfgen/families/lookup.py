@@ -74,6 +74,9 @@ class LookupKernel(Kernel):
     def touched(self, stream):
         return self.extents if stream.kind == "table" and not self.bwd else self.shape(stream)
 
+    def per_element(self, stream):
+        return 0 if stream.kind == "number" else 1
+
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/lookup.h reads it."""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the order in which a gradient adds up what many
-// rows give to one. A stable counting sort by digits of 8 bits, the lowest first, in three launches a digit:
+// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the order in which a gradient adds up what
+// many rows give to one. A stable counting sort by digits of 8 bits, the lowest first, in three launches a digit:
 //
 // count    a block counts the digits of its tile;
 // scan     a block per digit adds up those of all tiles before each one;
@@ -13,7 +13,7 @@
 #include "kf/core/map.cuh"
 
 #define KFI_SORT_THREADS 256 // as many as a digit has values
-#ifndef KFI_SORT_ROUNDS // fewer where an emulation is to have several tiles of short tensors
+#ifndef KFI_SORT_ROUNDS      // fewer where an emulation is to have several tiles of short tensors
 #define KFI_SORT_ROUNDS 8
 #endif
 #define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
@@ -21,12 +21,12 @@
 
 struct kfi_sort {
     const void *numbers;
-    kf_i64 count, below, skipped;  // numbers outside of 0 to below - 1, and the skipped one, come last
-    const kf_i64 *from;            // places as the digits before have sorted them; NULL: as they are
-    kf_i64 *to, *begin;            // begin[v]: where number v's places begin; begin[below]: where those end
-    kf_i64 *counts, *totals;       // counts[digit][tile], totals[digit]
+    kf_i64 count, below, skipped; // numbers outside of 0 to below - 1, and the skipped one, come last
+    const kf_i64 *from;           // places as the digits before have sorted them; NULL: as they are
+    kf_i64 *to, *begin;           // begin[v]: where number v's places begin; begin[below]: where those end
+    kf_i64 *counts, *totals;      // counts[digit][tile], totals[digit]
     kf_i64 tiles;
-    int shift;                     // of the digit
+    int shift; // of the digit
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -57,8 +57,7 @@ KFI_DEVICE kf_i64 kfi_sort_before(kf_i64 own, kf_i64 *room, kf_i64 *total)
 #endif
 
 #ifndef KFI_DRIVER
-template <int dtype>
-KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_count(kfi_sort s)
+template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_count(kfi_sort s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
@@ -75,8 +74,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_count(kfi_sort s)
 #endif
 }
 
-template <int dtype>
-KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scan(kfi_sort s)
+template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scan(kfi_sort s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
@@ -95,8 +93,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scan(kfi_sort s)
 #endif
 }
 
-template <int dtype>
-KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scatter(kfi_sort s)
+template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scatter(kfi_sort s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
@@ -145,8 +142,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scatter(kfi_sort s)
 #endif
 }
 
-template <int dtype>
-KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_bounds(kfi_sort s)
+template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_bounds(kfi_sort s)
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
@@ -155,8 +151,10 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_bounds(kfi_sort s)
     kf_i64 low = 0, high = s.count; // the first place whose number is v or more
     while (low < high) {
         const kf_i64 middle = low + (high - low) / 2;
-        if (kfi_sort_key<dtype>(s, s.to[middle]) < v) low = middle + 1;
-        else high = middle;
+        if (kfi_sort_key<dtype>(s, s.to[middle]) < v)
+            low = middle + 1;
+        else
+            high = middle;
     }
     s.begin[v] = low;
 #endif
@@ -171,7 +169,8 @@ KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
     return (size_t)kfi_ceil(words * 8, 256) * 256;
 }
 // Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was found.
-KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels, kfi_sort *s, void *workspace, cudaStream_t stream)
+KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels, kfi_sort *s, void *workspace,
+                                         cudaStream_t stream)
 {
     s->tiles = kfi_sort_tiles(s->count);
     if (s->tiles > 0x7fffffff || s->below / KFI_SORT_THREADS > 0x7ffffffe)

@@ -3,7 +3,8 @@
 //
 // lookup  some threads have a row, each four vectors of it (one, where its length has it so): loads that depend on the row's number are on
 //         their way together.
-// sum     the gradient of the table. The places of equal numbers are sorted (index_sort.cuh); some threads have a row of the table, each a vector
+// sum     the gradient of the table. The places of equal numbers are sorted (index_sort.cuh); some threads have a row of the table, each a
+// vector
 //         of it, and add up what belongs to it, four rows on their way.
 #ifndef KF_CORE_LOOKUP_CUH
 #define KF_CORE_LOOKUP_CUH
@@ -21,11 +22,6 @@ struct kfi_lookup {
     kf_i64 items;              // sum: tiles of as many rows as a block has
     unsigned across, lines;    // threads of a row, rows of a block
 };
-
-#ifdef KFI_DEVICE_PASS
-KFI_DEVICE float kfi_not_a_number(float) { return __int_as_float(0x7fffffff); }
-KFI_DEVICE double kfi_not_a_number(double) { return __longlong_as_double(0x7fffffffffffffffll); }
-#endif
 
 #ifdef KFI_HOST_PASS
 struct kfi_looking {
@@ -69,7 +65,8 @@ KF_FN kf_result_t kfi_lookup_run(const kfi_looking &m, kfi_lookup *g, void **arg
     kfi_lookup_lines(g, ahead ? across : kfi_clamp(all, 1, KFI_LOOKUP_THREADS), KFI_LOOKUP_THREADS);
     const kf_i64 blocks = kfi_ceil(g->rows, g->lines);
     if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have",
+                        (long long)g->rows);
     return kfi_launch(&m.name, m.kernels[ahead ? 0 : vectors ? 1 : 2], dim3((unsigned)blocks), KFI_LOOKUP_THREADS, args, stream);
 }
 KF_FN KFI_SMALL size_t kfi_lookup_workspace(kf_i64 rows, kf_i64 cols, kf_i64 vocab)
@@ -82,7 +79,8 @@ KF_FN kf_result_t kfi_lookup_sum_run(const kfi_looking &m, kfi_sort *s, kfi_look
     kfi_operands operands;
     kf_result_t result = kfi_lookup_check(m, *g, g->vocab, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
-    result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, kfi_lookup_workspace(g->rows, g->cols, g->vocab));
+    result =
+        kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, kfi_lookup_workspace(g->rows, g->cols, g->vocab));
     if (result != KF_SUCCESS) return result;
     s->count = g->rows;
     s->below = g->vocab;

@@ -19,15 +19,15 @@ typedef struct {
     kfi_arguments arguments;
     const char *element_codes; /* of each tensor: t as the table, n as the numbers, e as rows x cols */
     const void *numbers;
-    int number_size, size;     /* bytes of a number, of an element */
-    const void *table, *dout;  /* NULL: a gradient does not read it */
+    int number_size, size;    /* bytes of a number, of an element */
+    const void *table, *dout; /* NULL: a gradient does not read it */
     void *to;
     void (*part)(const void *scalars, const void *const *from, void *to); /* KFI_PART elements; a gradient's are added to float or double */
     void (*store)(void *to, const void *sums, double beta, int count);    /* and stored */
     const void *scalars;
     double beta;
     kf_i64 rows, cols, vocab, skipped, per_block;
-    kf_i64 *end, *places;      /* end[v]: where number v's places end; those of the first number begin at 0 */
+    kf_i64 *end, *places; /* end[v]: where number v's places end; those of the first number begin at 0 */
 } kfi_cpu_lookup;
 
 KFI_HOST kf_i64 kfi_cpu_number(const kfi_cpu_lookup *m, kf_i64 row)
@@ -78,7 +78,8 @@ KFI_HOST void kfi_lookup_sum(const kfi_cpu_lookup *m, kf_i64 number, kf_i64 col,
     const kf_i64 begin = m->places && number > 0 ? m->end[number - 1] : 0, end = m->places ? m->end[number] : 0;
     const void *read[2] = {NULL, NULL};
     memset(sums, 0, sizeof sums);
-    if (m->table) read[m->dout != NULL] = kfi_lookup_tail(of_table, (const char *)m->table + (number * m->cols + col) * m->size, count, m->size);
+    if (m->table)
+        read[m->dout != NULL] = kfi_lookup_tail(of_table, (const char *)m->table + (number * m->cols + col) * m->size, count, m->size);
     for (kf_i64 i = begin; i < end; ++i) {
         if (m->dout) read[0] = kfi_lookup_tail(room, (const char *)m->dout + (m->places[i] * m->cols + col) * m->size, count, m->size);
         m->part(m->scalars, read, sums);
@@ -94,15 +95,15 @@ KFI_HOST void kfi_lookup_sums(void *context, kf_i64 block)
             kfi_lookup_sum(m, number, col, m->cols - col < KFI_PART ? m->cols - col : KFI_PART);
 }
 
-#define KFI_STORE_LOOKUP(name, type, acc, read, write) \
-    KFI_HOST void kfi_store_lookup_##name(void *to, const void *from, double beta, int count) \
-    { \
-        const acc *sums = (const acc *)from; \
-        for (int j = 0; j < count; ++j) { \
-            acc v = sums[j]; \
-            if (beta != 0) v += (acc)beta * (acc)read(((const type *)to)[j]); /* what is there is read for no other */ \
-            ((type *)to)[j] = write(v); \
-        } \
+#define KFI_STORE_LOOKUP(name, type, acc, read, write)                                                                                     \
+    KFI_HOST void kfi_store_lookup_##name(void *to, const void *from, double beta, int count)                                              \
+    {                                                                                                                                      \
+        const acc *sums = (const acc *)from;                                                                                               \
+        for (int j = 0; j < count; ++j) {                                                                                                  \
+            acc v = sums[j];                                                                                                               \
+            if (beta != 0) v += (acc)beta * (acc)read(((const type *)to)[j]); /* what is there is read for no other */                     \
+            ((type *)to)[j] = write(v);                                                                                                    \
+        }                                                                                                                                  \
     }
 #define KFI_AS_IT_IS(v) (v)
 KFI_STORE_LOOKUP(f32, float, float, KFI_AS_IT_IS, KFI_AS_IT_IS)
@@ -175,7 +176,8 @@ KFI_HOST kf_result_t kfi_cpu_lookup_sum_run(kfi_cpu_lookup *m, void *workspace, 
     kfi_operands operands;
     kf_result_t result = kfi_cpu_lookup_check(m, m->vocab, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
-    result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, workspace_bytes, kfi_cpu_lookup_workspace(m->rows, m->cols, m->vocab));
+    result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, workspace_bytes,
+                                 kfi_cpu_lookup_workspace(m->rows, m->cols, m->vocab));
     if (result != KF_SUCCESS) return result;
     if (m->rows > 0) {
         m->end = (kf_i64 *)workspace;

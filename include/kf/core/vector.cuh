@@ -69,6 +69,9 @@ KFI_DEVICE float kfi_select(bool c, float a, float b)
 }
 KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
 
+KFI_DEVICE float kfi_not_a_number(float) { return __int_as_float(0x7fffffff); }
+KFI_DEVICE double kfi_not_a_number(double) { return __longlong_as_double(0x7fffffffffffffffll); }
+
 // Global to shared memory behind the thread's back, for data that the same thread reads later: it holds no registers on the
 // way. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/pairs.h: pairs of elements of a head in C, by the position of its row: some of them at a time, put side by side first. */
+#ifndef KF_CORE_PAIRS_H
+#define KF_CORE_PAIRS_H
+
+#include "kf/core/host.h"
+
+#include <string.h>
+
+#include "kf/core/map.h"
+#include "kf/core/pairs_check.h"
+#include "kf/core/parallel.h"
+#include "kf/core/tile.h"
+
+KFI_C_BEGIN
+
+#define KFI_PAIR_TABLES 8
+
+typedef struct {
+    kfi_name name;
+    kfi_arguments arguments;
+    const char *element_codes; /* of each tensor: a as a table, n as the positions, e as rows x heads x dim */
+    const void *numbers;
+    int number_size, size, angle_size; /* bytes of a position, of an element, of a table's */
+    int beside;                        /* whether the elements of a pair lie side by side */
+    int outside;                       /* the bytes of what has no such position: NaN in every dtype, or 0 */
+    int sources, tables;
+    const void *source[2], *angles[KFI_PAIR_TABLES]; /* of the first source what lies behind the pairs is copied */
+    void *to;
+    void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to, int count); /* whole KFI_PIECEs */
+    const void *scalars;
+    kf_i64 rows, heads, dim, pairs, positions, per_block;
+} kfi_cpu_pairs;
+
+/* `count` elements of a pair's side 0 or 1, from pair i of a head on, to or from an array. */
+KFI_INLINE void kfi_pair_move(void *to, int to_step, const void *from, int from_step, int count, int size)
+{
+    if (to_step == 1 && from_step == 1) memcpy(to, from, (size_t)(count * size));
+    else if (size == 2)
+        for (int j = 0; j < count; ++j) memcpy((char *)to + 2 * j * to_step, (const char *)from + 2 * j * from_step, 2);
+    else if (size == 4)
+        for (int j = 0; j < count; ++j) memcpy((char *)to + 4 * j * to_step, (const char *)from + 4 * j * from_step, 4);
+    else
+        for (int j = 0; j < count; ++j) memcpy((char *)to + 8 * j * to_step, (const char *)from + 8 * j * from_step, 8);
+}
+
+KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, kf_i64 head, kf_i64 position)
+{
+    const kf_i64 base = head * m->dim;
+    const int step = m->beside ? 2 : 1, size = m->size;
+    for (kf_i64 i = 0; i < m->pairs; i += KFI_PART) {
+        double sides[4][KFI_PART], made[2][KFI_PART], tables[KFI_PAIR_TABLES][KFI_PART];
+        const int count = m->pairs - i < KFI_PART ? (int)(m->pairs - i) : KFI_PART;
+        const int whole = (count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE;
+        const kf_i64 place[2] = {base + i * step, base + (m->beside ? 2 * i + 1 : m->pairs + i)};
+        const void *from[4] = {sides[0], sides[1], sides[2], sides[3]}, *angles[KFI_PAIR_TABLES];
+        void *const to[2] = {made[0], made[1]};
+        for (int s = 0; s < 2 * m->sources; ++s) {
+            kfi_pair_move(sides[s], 1, (const char *)m->source[s / 2] + place[s % 2] * size, step, count, size);
+            memset((char *)sides[s] + count * size, 0, (size_t)((whole - count) * size));
+        }
+        for (int t = 0; t < m->tables; ++t) {
+            const char *table = (const char *)m->angles[t] + (position * m->pairs + i) * m->angle_size;
+            angles[t] = table;
+            if (whole > count) {
+                memcpy(tables[t], table, (size_t)(count * m->angle_size));
+                memset((char *)tables[t] + count * m->angle_size, 0, (size_t)((whole - count) * m->angle_size));
+                angles[t] = tables[t];
+            }
+        }
+        m->part(m->scalars, from, angles, to, whole);
+        for (int s = 0; s < 2; ++s) kfi_pair_move((char *)m->to + place[s] * size, step, made[s], 1, count, size);
+    }
+}
+
+KFI_HOST void kfi_pairs_rows(void *context, kf_i64 block)
+{
+    const kfi_cpu_pairs *m = (const kfi_cpu_pairs *)context;
+    const kf_i64 first = block * m->per_block, last = m->rows - first < m->per_block ? m->rows : first + m->per_block;
+    for (kf_i64 row = first; row < last; ++row) {
+        const kf_i64 position = m->number_size == 8 ? ((const int64_t *)m->numbers)[row] : ((const int32_t *)m->numbers)[row];
+        for (kf_i64 head = row * m->heads; head < (row + 1) * m->heads; ++head) {
+            char *to = (char *)m->to + head * m->dim * m->size;
+            const kf_i64 turned = 2 * m->pairs * m->size, rest = m->dim * m->size - turned;
+            if (position >= 0 && position < m->positions) kfi_pairs_head(m, head, position);
+            else memset(to, m->outside, (size_t)turned);
+            const char *from = (const char *)m->source[0] + head * m->dim * m->size;
+            if (from != to && rest > 0) memcpy(to + turned, from + turned, (size_t)rest);
+        }
+    }
+}
+
+KFI_HOST kf_result_t kfi_cpu_pairs_run(kfi_cpu_pairs *m, kf_i64 rows, kf_i64 heads, kf_i64 dim, kf_i64 pairs, kf_i64 positions)
+{
+    const kf_i64 of_result[] = {rows, heads, dim}, of_table[] = {positions, pairs}, chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
+    kf_result_t result = kfi_check_sizes(&m->name, "rows heads dim", of_result, 3);
+    if (result == KF_SUCCESS) result = kfi_check_sizes(&m->name, "positions pairs", of_table, 2);
+    if (result != KF_SUCCESS || rows == 0 || heads == 0 || dim == 0) return result;
+    result = kfi_check_pairs(&m->name, dim, pairs);
+    if (result != KF_SUCCESS) return result;
+    kf_i64 elements[KFI_MAX_TENSORS];
+    for (int i = 0; m->element_codes[i]; ++i)
+        elements[i] = m->element_codes[i] == 'a' ? positions * pairs : m->element_codes[i] == 'n' ? rows : rows * heads * dim;
+    kfi_shape shape = {0, 0, 0, 0, NULL};
+    shape.rows = rows;
+    shape.cols = heads * dim;
+    shape.elements = elements;
+    kfi_operands operands;
+    result = kfi_check_operands(&m->name, &m->arguments, &shape, NULL, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    m->rows = rows;
+    m->heads = heads;
+    m->dim = dim;
+    m->pairs = pairs;
+    m->positions = positions;
+    m->per_block = heads * dim < chunk ? chunk / (heads * dim) : 1;
+    kfi_parallel((rows + m->per_block - 1) / m->per_block, kfi_pairs_rows, m, rows * heads * dim >= KF_OMP_MIN);
+    return KF_SUCCESS;
+}
+
+KFI_C_END
+
+#endif

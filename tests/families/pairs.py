@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `pairs`: shapes [rows, heads, dim, pairs, positions], positions of which some are of no row, and the oracle in float64."""
+
+import numpy as np
+import storage
+
+# Whole vectors and not, all of a head or part of it, no pairs at all, more units than a block has threads, several heads a block; nothing at all.
+SHAPES = [[(3, 2, 8, 4, 5), 0], [(5, 3, 13, 5, 9), 1], [(7, 4, 64, 32, 20), 0], [(2, 3, 48, 16, 3), 0], [(1, 2, 10, 0, 2), 0], [(0, 2, 8, 4, 3), 0],
+          [(2, 0, 8, 4, 3), 0], [(2, 3, 0, 0, 3), 0], [(2, 2, 8, 4, 0), 0], [(2, 1, 5000, 2400, 3), 0], [(1, 1, 301, 150, 2), 1],
+          [(40, 5, 128, 64, 64), 0]]
+MORE = [[(r, h, d, p, 7), (r + d) % 3] for r in (1, 9) for h in (1, 6) for d in (2, 3, 32, 80, 256) for p in (1, d // 4, d // 2)]
+LARGE = (2**45, 1, 2, 1, 2)
+OVERFLOWS = [((2**30, 2**30, 3, 1, 1), "dim"), ((3, 1, 1, 2**30, 2**30), "pairs"), ((2**59, 1, 1, 1, 1), "rows")]  # the size that is too much
+FAR = {"i64": 2**40, "i32": 2**31 - 1}
+
+
+def prepare(call):
+    pass
+
+
+def draw(rng, call, a, values):
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["kind"] == "number":
+        positions = call.sizes[4]
+        found = rng.integers(0, max(positions, 1), shape)
+        outside = rng.choice([-1, positions, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
+        return np.where(rng.random(shape) < 0.15, outside, found).astype(storage.STORAGE[a["dtype"]])
+    if a["role"] != "in":
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    if a["kind"] == "angle":
+        return storage.from_float(rng.uniform(-1, 1, shape), a["dtype"])
+    return storage.draw(rng, shape, a["dtype"], values)
+
+
+def sides(call, array, pairs):
+    """The two elements of each pair."""
+    beside = call.kernel.neighbours
+    return (array[..., 0:2 * pairs:2], array[..., 1:2 * pairs:2]) if beside else (array[..., :pairs], array[..., pairs:2 * pairs])
+
+
+def check(call, got, weights=None):
+    dtype, pairs, positions = call.f["dtypes"][0], call.sizes[3], call.sizes[4]
+    compute, number = "f64" if dtype == "f64" else "f32", call.data["position"]
+    [name] = got
+    if name in call.drop:
+        return
+    given = storage.to_float(call.data["dout" if call.f["bwd"] else "x"], dtype)
+    there = (number >= 0) & (number < positions)
+    place = np.where(there, number, 0)
+    with np.errstate(all="ignore"):
+        tables = (call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs)) for name_ in ("cosine", "sine"))
+        cosine, sine = (table[place][:, None] for table in tables)
+        sine = -sine if call.f["bwd"] else sine  # turned back
+        a, b = sides(call, given, pairs)
+        want, size = given.copy(), np.abs(np.nan_to_num(given, posinf=0.0, neginf=0.0))
+        for to, bound, terms in zip(sides(call, want, pairs), sides(call, size, pairs), ((a * cosine, -b * sine), (b * cosine, a * sine))):
+            value = np.where(there[:, None, None], terms[0] + terms[1], 0.0 if call.f["bwd"] else np.nan)
+            bound[...] = sum(np.abs(np.nan_to_num(t, posinf=0.0, neginf=0.0)) for t in terms)
+            to[...] = value
+    found = storage.to_float(got[name], dtype)
+    storage.compare(found, want, dtype, compute, 3, size, 3 * np.ones_like(size), size, False, f"{call.where}: {name}")
