@@ -7,7 +7,7 @@ from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of, unr
 
 def in_place(o, other):
     same = o["kind"] == other["kind"] and o["kind"] in ("elem", "half") and item(o) == item(other) and other["role"] == "in"
-    return same or o["place_of"] == other["name"]
+    return same or o["place_of"] == other["name"] or other["name"] in o["in_place"]
 
 
 def twins(o, other):

@@ -232,7 +232,7 @@ def test_reserved_words_are_complete(of_families, family, ext):
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
-            for v in (o.name, *o.values, *op.scalars) for n in (v, f"d{v}")}
+            for v in (o.name, *o.values, *op.scalars, *op.outputs) for n in (v, f"d{v}")}
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
     own |= {*FAMILIES[family].names}

@@ -116,7 +116,8 @@ def in_place_pairs(f):
     """(output, input) that may share memory: one shape, one element size; or a value and its next one."""
     tensors = [a for a in f["arguments"] if "kind" in a]
     return [(o["name"], i["name"]) for o in tensors for i in tensors
-            if o["role"] != "in" and i["role"] == "in" and (o["kind"] == i["kind"] == "elem" or o["place_of"] == i["name"]) and not i["unread"]
+            if o["role"] != "in" and i["role"] == "in" and not i["unread"]
+            and (o["kind"] == i["kind"] == "elem" or o["place_of"] == i["name"] or cases.own(f) and i["name"] in o["in_place"])
             and np.dtype(STORAGE[o["dtype"]]).itemsize == np.dtype(STORAGE[i["dtype"]]).itemsize]
 
 

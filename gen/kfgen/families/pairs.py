@@ -89,7 +89,7 @@ class Pairs(Family):
     whole = pairs = PAIRED
     indices = ("number",)
     codes = {"halves": 0, "neighbours": 0, "angle": 2, "number": 4}
-    names = ("across", "base", "count", "dim", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest", "stop", "unit")
+    names = ("across", "apart", "base", "count", "dim", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest", "stop", "to", "unit")
 
     def dtypes(self, kind, grad):
         return {"number": ("I",), "angle": ("acc",)}.get(kind, ())
