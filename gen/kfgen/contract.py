@@ -70,7 +70,7 @@ def in_place(k, stream):
     """The inputs that may be the same pointer as this output."""
     if stream.place_of:
         return [stream.place_of]
-    if stream.is_row or stream.role == "in":
+    if stream.is_row or stream.role == "in" or k.family.codes.get(stream.kind, 0) > 1:
         return []
     return [s.name for s in k.inputs if s.kind == stream.kind and s.dtype.size == stream.dtype.size and s.reads != "never"]
 

@@ -2,6 +2,7 @@
 """Loads and checks spec files. Every error names the file, the entry, the field and what to do."""
 
 import ast
+import json
 import pathlib
 import re
 import struct
@@ -329,8 +330,9 @@ def _operands(f, scalars, family):
             fix = ('use "T"; rows and channels may be "acc"; in ops over rows all but "elem" and "shared" may be "acc" or "U", a "per_row" with '
                    'grad = false "I", a "shared" "u8"')
             raise f.error("operands", f"{name} has dtype {operand.dtype!r}", fix)
-        if (operand.kind in family.pairs) != (len(operand.parts) == 2):
-            fix = f'a "{next(iter(family.pairs), "half")}" operand, and no other, has parts = ["first", "second"]'
+        if len(operand.parts) != family.parts.get(operand.kind, 0):
+            kind, count = operand.kind if operand.kind in family.parts else next(iter(family.parts), "half"), family.parts.get(operand.kind, 2)
+            fix = f'a "{kind}" operand, and no other, has parts = {json.dumps(["first", "second", "third", "fourth"][:count])}'
             raise f.error("operands", f"{name} has parts {list(operand.parts)}", fix)
         for n in {operand.name, *operand.values}:
             if not usable(n) or n in names:

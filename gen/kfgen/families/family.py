@@ -26,7 +26,7 @@ class Family:
     levels = {}
     kinds = ()  # of operands, as a spec names them
     whole = ("elem", "half")  # those that have the shape of a result, one of which an entry must have if it may
-    pairs = ("half",)  # those with two values for an element, which the operand's `parts` name
+    parts = {"half": 2}  # {kind that has several values for an element, which the operand's `parts` name: how many}
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole

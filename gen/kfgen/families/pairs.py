@@ -86,7 +86,8 @@ class Pairs(Family):
                         "number": "rows"}}
     sizes = {"paired": "rows, heads, dim, pairs, positions"}
     kinds = (*PAIRED, "angle", "number")
-    whole = pairs = PAIRED
+    whole = PAIRED
+    parts = dict.fromkeys(PAIRED, 2)
     indices = ("number",)
     codes = {"halves": 0, "neighbours": 0, "angle": 2, "number": 4}
     names = ("across", "apart", "base", "count", "dim", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest", "stop", "to", "unit")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own family: an element of a row with the one before and the one behind it, 0 where there is none."""
+
+import functools
+
+from kfgen import derive
+from kfgen.emit import emit
+from kfgen.expr import gradient
+from kfgen.families.family import Family, wrong
+from kfgen.kernel import Kernel, Tensor
+from kfgen.schedule import C, Cuda, Instance
+
+
+def values(k, target):
+    """[(lines, text)] of the result, or of what an element is to each of those that see it."""
+    found = [emit(k.graph, [root], target, {"dout": "given"}, fixed={}) for root in k.roots]
+    return [(lines, text) for lines, [text] in found]
+
+
+class StencilCuda(Cuda):
+    template = "stencil_kernel"
+
+    @property
+    def instances(self):
+        return [Instance(f"kfk_{self.k.name}", ("act",))]
+
+    @functools.cached_property
+    def code(self):
+        return values(self.k, self.target(frozenset()))
+
+    def listing(self):
+        return [line for lines, text in self.code for line in (*lines, text)]
+
+
+class StencilC(C):
+    @functools.cached_property
+    def code(self):
+        return values(self.k, self.target(self.k.acts[0]))
+
+    def run_arguments(self, launcher):
+        found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
+        return ", ".join([*found, "scalars" if launcher.scalar_values else "NULL"])
+
+    def listing(self, act):
+        return [line for lines, text in self.code for line in (*lines, text)]
+
+
+class StencilKernel(Kernel):
+    form = "lines"
+
+    @functools.cached_property
+    def cuda(self):
+        return StencilCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return StencilC(self)
+
+    def _build(self):
+        graph, env, outs = self.family.graph(self.op)
+        [x] = self.op.operands
+        self.operands = [Tensor(x.name, x.kind, self.dtype, "in", "input", "T", x.parts)]
+        self.sides = x.parts
+        if self.bwd:
+            # An element is the left neighbour of the next one, and the right one of the one before: of each it has what the expression gives.
+            dout = graph.var("dout")
+            self.roots = list(gradient(graph, {outs["out"]: dout}, [env[part] for part in x.parts]).values())
+            if None in self.roots or graph.variables(self.roots) & set(x.parts):
+                raise wrong(self.op, "expr", "is not linear in its neighbours", "add grad = false")
+            self.inputs = [*self.operands, Tensor("dout", "line", self.dtype, "in", "gradient", "T", ("dout",), of="out")]
+            self.outputs = [Tensor(f"d{x.name}", "line", self.dtype, "out", "gradient", "T", tuple(f"d{part}" for part in x.parts), of=x.name,
+                                   exprs=self.roots, required=False)]
+            self.operands[0].reads = "never"
+        else:
+            self.roots, self.inputs = [outs["out"]], self.operands
+            self.outputs = [Tensor("out", "line", self.dtype, "out", "output", "T", ("out",), exprs=self.roots)]
+        self.read = self.inputs[-1]
+        self.graph, self.streams, self.keeps, self.scalars = graph, self.inputs + self.outputs, False, list(self.op.scalars)
+
+
+    def per_element(self, stream):
+        return 1
+
+
+class Stencil(Family):
+    kernel = StencilKernel
+    name = "stencil"
+    title = "Neighbours"
+    header = "stencil/stencil"
+    forms = {"lines": {"elem": "rows, cols", "line": "rows, cols"}}
+    kinds = whole = ("line",)
+    parts = {"line": 3}  # the one before, itself, the one behind
+    codes = {"line": 2}  # a neighbour may have been written: not in place
+
+    def check_operands(self, f, operands):
+        if len(operands) != 1:
+            raise f.error("operands", "are several", "give it one")
+
+    def graph(self, op):
+        return derive.element_graph(op)
+
+    def check(self, op, graph, env, outputs):
+        if list(outputs) != ["out"] or op.has_act or op.dropout:
+            raise wrong(op, "outputs", "are more than `out`", "write expr")
+
+
+FAMILY = Stencil()

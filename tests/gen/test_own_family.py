@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family of a user's own, in a folder of the user's own (tests/families/stencil): rendered by kfgen, compiled for both backends, right forward and
+backward, described by the manifest, explained and checked, with nothing of kf changed."""
+
+import json
+import subprocess
+import sys
+
+import checks
+import emulator
+import kflib
+import numpy as np
+import pytest
+import toolkit
+from storage import EPS, from_float, to_float
+
+FOLDER = kflib.ROOT / "tests/families/stencil"
+ENTRY = """
+[op.smooth]
+family = "stencil"
+brief = "middle * x and side * its neighbours"
+operands = { x = { kind = "line", parts = ["west", "here", "east"] } }
+scalars = { middle = 0.5, side = -0.25 }
+expr = "here * middle + side * (west - 2 * east)"
+ref = "here * middle + side * (west - 2 * east)"
+"""
+
+
+def kfgen(*arguments):
+    return subprocess.run([sys.executable, kflib.ROOT / "gen/bin/kfgen", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """(functions, where their headers are, the words that name family and ops)."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "lines.toml").write_text(ENTRY)
+    words = ["--family", FOLDER, "--spec", folder / "lines.toml"]
+    made = kfgen("render", *words, "--out", folder / "include")
+    assert made.returncode == 0, made.stderr
+    listed = json.loads(kfgen("list", "--json", *words).stdout)
+    functions = [f for f in listed["functions"] if f["family"] == "stencil"]
+    return functions, [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER.parent], words
+
+
+def called(lib, memory, f, given):
+    rows, cols = given.shape
+    size = given.itemsize * given.size
+    image = np.concatenate([given.reshape(-1).view(np.uint8), np.full(size, 0xFF, np.uint8)])
+    source, result = ("dout", "dx") if f["bwd"] else ("x", "out")
+    values = {"x": None, "workspace": None, "workspace_bytes": 0, "rows": rows, "cols": cols} | f["scalars"]
+    memory.spans = [(0, size), (size, 2 * size)]
+    code, back = memory.run(image, lambda base: lib.call(f, values | {source: base, result: base + size}))
+    assert code == 0, lib.detail
+    assert (back[:size] == image[:size]).all()
+    return back[size:].view(given.dtype).reshape(rows, cols)
+
+
+def expected(f, x):
+    middle, side = f["scalars"]["middle"], f["scalars"]["side"]
+    before, behind = np.zeros_like(x), np.zeros_like(x)
+    before[:, 1:], behind[:, :-1] = x[:, :-1], x[:, 1:]
+    terms = (x * middle, side * behind, -2 * side * before) if f["bwd"] else (x * middle, side * before, -2 * side * behind)
+    return sum(terms), sum(map(np.abs, terms))
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers"))])
+def test_numbers(own, backend, tmp_path):
+    functions, include, _ = own
+    assert {(f["bwd"], f["dtypes"][0]) for f in functions} == {(bwd, d) for bwd in (False, True) for d in ("f32", "f16", "bf16", "f64")}
+    if backend == "cpu":
+        lib = kflib.build("cpu", functions, tmp_path, ("-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"), include=include)
+        memory = checks.CpuMemory(1 << 20)
+    else:
+        lib = emulator.build(functions, tmp_path, include=include)
+        memory = emulator.Memory(emulator.Emulator(lib), size=1 << 20)
+    rng = np.random.default_rng(5)
+    for f in functions:
+        dtype = f["dtypes"][0]
+        for shape in ((3, 7), (1, 1), (5, 300)):
+            given = from_float(rng.standard_normal(shape), dtype)
+            want, size = expected(f, to_float(given, dtype))
+            got = to_float(called(lib, memory, f, given), dtype)
+            eps = {"f16": 2.0**-11, "bf16": 2.0**-8}.get(dtype, 0.0)
+            assert (np.abs(got - want) <= 4 * EPS["f64" if dtype == "f64" else "f32"] * size + eps * np.abs(want) + 2.0**-24).all(), f["name"]
+
+
+def test_what_is_said_of_it(own):
+    functions, _, words = own
+    forward = next(f for f in functions if f["name"] == "kf_smooth_bf16")
+    assert forward["axes"] is None and forward["backward"] == "kf_smooth_bwd_bf16" and forward["header"] == "kf/user/lines/smooth"
+    assert [a["in_place"] for a in forward["arguments"] if a["role"] == "out"] == [[]] and forward["bytes"] == 4
+    assert "1 op with" in (found := kfgen("check", *words)).stdout and found.returncode == 0, found.stderr
+    assert "templates/cuda/stencil_kernel.j2" in (found := kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout, found.stderr
+
+
+@pytest.mark.parametrize("text, said", [
+    ("", "has no FAMILY"), ("from kfgen.families.map import Map\nFAMILY = Map()\n", "there is a family called `map` already")])
+def test_refused(text, said, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    assert "a family is a folder" in kfgen("list", "--family", folder).stderr
+    (folder / "family.py").write_text(text)
+    assert said in kfgen("list", "--family", folder).stderr
