@@ -36,13 +36,13 @@ def signature(k, types):
     for a in launcher.arguments:
         varies = types.get(a.name) in VARIES
         arguments.append((f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype) + a.name)
-    words = {"pairs": ["T", "U"], "weights": ["T", "U"]}.get(k.op.types, ["T"])
+    words = ["T"] if k.op.types == "one" else ["T", "U"]
     name = named(k, words)
     return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
 
 
 def workspace(k):
-    words = ["T", "U"] if k.op.types == "weights" else ["T"]
+    words = ["T"] if k.op.types == "one" else ["T", "U"]
     return f"size_t {names.workspace(named(k, words))}({k.size_parameters});"
 
 

@@ -151,7 +151,7 @@ class Op:
     refs: dict
     ints: bool
     without: tuple
-    types: str  # "one" or "pairs"
+    types: str  # "one", "pairs", or what may be float32 beside 2-byte tensors: "weights", "results"
     source: str
     since: str
     file: str

@@ -40,7 +40,7 @@ def _entry(pattern, op, members):
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f = forward[0]
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
-    # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too, give that of their tensors.
+    # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too (packed.py), give that of their tensors.
     second = "weights" if "weights" in of_u else "results" if of_u and all(len(m["dtypes"]) > 1 for m in forward) else ""
     return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
             "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "dropout": f["dropout"], "empty": f["empty"],

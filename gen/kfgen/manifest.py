@@ -67,7 +67,7 @@ def variables(k):
     """The type variables of a function: what each is and what it is of."""
     found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
     if k.op.types != "one":
-        found.append({"name": "U", "dtype": k.second.word, "of": "results" if k.op.types == "pairs" else "weights"})
+        found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
     found += [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
     return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])
 

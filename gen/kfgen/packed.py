@@ -14,9 +14,14 @@ SCALARS = ("scalar", "act_scalar", "beta", "probability")
 
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits. Without those whose sizes do not follow from a tensor's shape: nobody could call them by tensors alone."""
-    return [f for f in manifest["functions"]
-            if not f["state"] and f["axes"] and all(v["dtype"] == "i64" for v in f["variables"] if v["name"] == "I")]
+    frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from a tensor's
+    shape: nobody could call them by tensors alone."""
+    plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
+
+    def left_out(f, v):
+        return (v["name"] == "I" and v["dtype"] != "i64") or (v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0])
+
+    return [f for f in manifest["functions"] if not f["state"] and f["axes"] and not any(left_out(f, v) for v in f["variables"])]
 
 
 def words(f, typed=False):

@@ -206,15 +206,16 @@ def load_op(spec, file, pattern, f, builtin):
         brief=f.line("brief"),
         ints=f.get("ints", bool, False, what="true or false"),
         without=tuple(f.get("without", list, [], what='["none"]')),
-        types=f.get("types", str, "one", what='"one", "pairs" or "weights"'),
+        types=f.get("types", str, "one", what='"one", "pairs", "weights" or "results"'),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
     op.reduced = reduced = tuple(_reduced_words(f, op))
     f.done()
     if not all(isinstance(name, str) for name in op.without):
         raise f.error("without", f"is {list(op.without)!r}", 'write the names of activations: without = ["none"]')
-    if op.types not in ("one", "pairs", "weights"):
-        raise f.error("types", f"is {op.types!r}", 'write "one", "pairs" or "weights"')
+    if op.types not in ("one", "pairs", "weights", *family.types):
+        others = "".join(f', "{word}"' for word in family.types)
+        raise f.error("types", f"is {op.types!r}", f'write "one", "pairs" or "weights"{others}')
     if op.layout:
         _check_layout(f, op)
     if op.empty not in ("value", "error") or (op.empty == "error" and "empty" not in family.fields):
@@ -248,7 +249,7 @@ def _reduced(f, op, word):
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         pass  # the op itself is refused for it, and comes first
     kept = {k: v for k, v in f.data.items() if k in ("operands", "scalars", "source", "since")}
-    return kept | {"family": "reduce", "brief": f"the {word} of {op.brief}", "expr": text, "ref": f"{word}({op.refs['out']})"}
+    return kept | {"family": "reduce", "types": "results", "brief": f"the {word} of {op.brief}", "expr": text, "ref": f"{word}({op.refs['out']})"}
 
 
 def _row_fields(f, family, taken, operands):

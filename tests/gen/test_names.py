@@ -67,7 +67,7 @@ def test_signatures(line):
     assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
 
 
-WEIGHTS, LABELS = "with float32 weights", "with labels of 32 bits too"
+WEIGHTS, LABELS = "with float32 weights or results", "with labels of 32 bits too"
 # op: (activations, whether none is one, dtypes of the forward, gradients)
 FAMILY = {
     "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
@@ -75,7 +75,7 @@ FAMILY = {
     "bias_{act}": (18, True, 4, True), "bias_{act}_add": (18, True, 4, True), "{act}_scale": (18, True, 4, True), "prelu_bias": (0, True, 4, True),
     "{act}_mul": (18, False, 4, True), "{act}_glu": (18, False, 4, True), "batch_norm_{act}": (18, True, 4, True),
     "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
-    # Weights may be float32 beside 2-byte tensors.
+    # Weights, or results of reductions, may be float32 beside 2-byte tensors.
     "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
     "instance_norm_{act}": (18, True, WEIGHTS, True), "group_norm_{act}": (18, True, WEIGHTS, True),
     "batch_norm_train_{act}": (18, True, WEIGHTS, True),
@@ -83,11 +83,13 @@ FAMILY = {
     "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
     **dict.fromkeys(("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax", "scale_mask_softmax_dropout"), (0, True, 4, True)),
     "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
-    **dict.fromkeys((f"{loss}{word}" for loss in ("mse", "l1", "huber", "bce_with_logits", "kl_div") for word in ("", "_mean", "_sum")),
-                    (0, True, 4, True)),
+    **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
+    **dict.fromkeys((f"{loss}_{word}" for loss in ("mse", "l1", "huber", "bce_with_logits", "kl_div") for word in ("mean", "sum")),
+                    (0, True, WEIGHTS, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
-    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "amax", "amin", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, 4, True)),
+    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
+    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False), **dict.fromkeys(("embedding", "rope", "rope_interleaved"), (0, True, LABELS, True))}
 
 

@@ -32,6 +32,7 @@ class Family:
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
     names = ()  # what its generated code calls its own: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits
+    types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
 
     @property

@@ -110,7 +110,7 @@ class Pairs(Family):
         if len(outputs) != 2 or op.dropout or op.has_act or op.types != "one":
             raise wrong(op, "outputs", "are not two of one dtype, without {act} and dropout", 'write outputs = { real = "...", imag = "..." }')
 
-    def statements(self, k, act, library):
+    def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
         number, result = k.number.name, k.outputs[0]
         lines = [f"there = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",

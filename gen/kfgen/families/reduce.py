@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype."""
+"""The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype or wider."""
 
 import functools
 
@@ -24,8 +24,9 @@ class ReduceKernel(RowsKernel):
 
     def _build(self):
         super()._build()
+        of_results = (self.second, "U") if self.op.types == "results" else (self.dtype, "T")
         for s in self.streams:
-            s.dtype, s.var = self.dtype, "T"
+            s.dtype, s.var = (self.dtype, "T") if s.kind == "elem" else of_results
 
     @property
     def scratch(self):
@@ -69,6 +70,7 @@ class Reduce(OverRows):
     axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
     levels = {"axis": ("", "_outer")}
     kinds = ("elem",)
+    types = ("results",)  # which may be float32 beside 2-byte tensors
     fields = ("grads", "empty")
     reads = (COUNT,)
     dropout = False
