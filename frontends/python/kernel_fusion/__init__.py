@@ -6,6 +6,7 @@ kf.nn           modules of PyTorch over them
 kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
 kf.kernels      the C launchers as they are, unchecked
 kf.config       what torch.compile sees
+kf.benchmarks   how long functions take
 kf.info()       which library is used, and what was copied
 """
 
@@ -16,6 +17,7 @@ from kernel_fusion._info import cuda_available, get_include, info, version
 from kernel_fusion._library import get_threads, set_threads
 
 if TYPE_CHECKING:
+    from kernel_fusion import benchmarks as benchmarks
     from kernel_fusion import config as config
     from kernel_fusion import kernels as kernels
     from kernel_fusion import nn as nn
@@ -26,14 +28,14 @@ if TYPE_CHECKING:
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "config", "fuse", "fuse_row", "get_include", "get_threads", "info", "kernels", "nn", "ops",
-           "set_threads"]
+__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "benchmarks", "config", "fuse", "fuse_row", "get_include", "get_threads", "info", "kernels", "nn",
+           "ops", "set_threads"]
 __version__ = version()
 
 
 def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
-    if name in ("config", "kernels", "nn", "ops"):
+    if name in ("benchmarks", "config", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
     if name in ("fuse", "fuse_row"):
         found = getattr(importlib.import_module("kernel_fusion._fuse"), name)

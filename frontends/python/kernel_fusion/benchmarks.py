@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long functions of arrays or tensors take on the CPU.
+
+    from kernel_fusion import benchmarks
+    print(benchmarks.benchmark_kernel(kf.ops.gelu, [x]))
+    print(benchmarks.compare_implementations({"kf": kf.ops.gelu, "torch": torch.nn.functional.gelu}, x))
+
+A sample is one call that finds the caches cold: between calls a buffer larger than them is written, which is what a call meets in a program that
+touches more than its operands. cold=False leaves operands where the call before left them, and times several calls in a row where one is shorter than
+the clock tells apart. What is told is the median and the middle half of the samples, not the best: a machine has neighbours. Implementations take
+turns, so that a slower minute is everybody's. Bytes are those of all operands and results, each once: what has to be moved at least."""
+
+import html
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ENOUGH = 50_000  # nanoseconds of a sample, where calls may follow each other
+MOST_CACHE = 1 << 28
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one function, in seconds for a call."""
+
+    name: str
+    samples: tuple[float, ...]
+    bytes: int | None  # of operands and results; None: they are no arrays
+    cold: bool
+    difference: float | None = None  # the largest from the first implementation's result; None: it is the first, or they do not compare
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        found = statistics.quantiles(self.samples, n=4, method="inclusive") if len(self.samples) > 1 else [self.samples[0]] * 3
+        return found[0], found[2]
+
+    @property
+    def spread(self) -> float:
+        """The middle half of the samples, as a share of the median."""
+        low, high = self.quartiles
+        return (high - low) / self.median
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second."""
+        return None if self.bytes is None else self.bytes / self.median
+
+    def __str__(self) -> str:
+        speed = "" if self.bandwidth is None else f", {self.bandwidth / 1e9:.3g} GB/s of {self.bytes} bytes"
+        low, high = map(_seconds, self.quartiles)
+        return f"{self.name}: {_seconds(self.median)} (middle half {low} to {high}){speed}, {'cold' if self.cold else 'warm'} caches"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Timings, the first of which the others are measured by. str(): a table."""
+
+    timings: tuple[Timing, ...]
+    head: tuple[str, ...] = field(default=("", "median", "middle half", "GB/s", "times the first", "differs by"), repr=False)
+
+    def __getitem__(self, name: str) -> Timing:
+        return next(t for t in self.timings if t.name == name)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        first = self.timings[0].median
+        return [(t.name, _seconds(t.median), f"{_seconds(t.quartiles[0])} to {_seconds(t.quartiles[1])}",
+                 "" if t.bandwidth is None else f"{t.bandwidth / 1e9:.3g}", f"{t.median / first:.2f}",
+                 "" if t.difference is None else f"{t.difference:.2g}") for t in self.timings]
+
+    def __str__(self) -> str:
+        rows = [self.head, *self.rows()]
+        width = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
+        lines = [" | ".join(text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, width))) for row in rows]
+        return "\n".join([lines[0], "-|-".join("-" * w for w in width), *lines[1:]])
+
+    def plot(self, path: str | pathlib.Path | None = None) -> str:
+        """Bars of the medians with their middle halves, as an SVG picture; written to path where one is given."""
+        most = max(t.quartiles[1] for t in self.timings)
+        height, lines = 28 * len(self.timings) + 12, []
+        for i, t in enumerate(self.timings):
+            y, (low, high) = 8 + 28 * i, t.quartiles
+            lines += [f'<text x="150" y="{y + 15}" text-anchor="end">{html.escape(t.name)}</text>',
+                      f'<rect x="160" y="{y}" width="{400 * t.median / most:.1f}" height="20" fill="#4878a8"/>',
+                      f'<path d="M{160 + 400 * low / most:.1f} {y + 10}H{160 + 400 * high / most:.1f}" stroke="#222" stroke-width="2"/>',
+                      f'<text x="570" y="{y + 15}">{_seconds(t.median)}</text>']
+        text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{height}" font-family="sans-serif" font-size="13">\n'
+                + "\n".join(lines) + "\n</svg>\n")
+        if path is not None:
+            pathlib.Path(path).write_text(text)
+        return text
+
+
+def _seconds(s: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if s >= scale:
+            return f"{s / scale:.3g} {unit}"
+    return f"{s * 1e9:.3g} ns"
+
+
+def _cache_bytes() -> int:
+    """Of the largest cache that a processor says it has; 64 MiB where it says nothing."""
+    found = [64 << 20]
+    for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        found.append(int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1:], 0))
+    return min(max(found), MOST_CACHE)
+
+
+class _Flush:
+    """Writes more than the caches hold."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(2 * _cache_bytes() // 8)
+
+    def __call__(self) -> None:
+        self.memory += 1.0
+
+
+def _arrays(values: Any) -> list[Any]:
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        values = (values,)
+    return [v for v in values if hasattr(v, "nbytes")]
+
+
+def _call(fn: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
+    if isinstance(inputs, Mapping):
+        return lambda: fn(**inputs)
+    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    return lambda: fn(*given)
+
+
+def _refuse(where: str, fns: Sequence[Any], inputs: Any, warmup: int, repeat: int) -> None:
+    for fn in fns:
+        if not callable(fn):
+            raise TypeError(f"kf.benchmarks.{where}: {fn!r} is {type(fn).__name__}, expected a function")
+    for name, value, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+            raise ValueError(f"kf.benchmarks.{where}: {name} is {value!r}, expected a whole number of at least {least}")
+    for a in _arrays(inputs):
+        if getattr(getattr(a, "device", None), "type", "cpu") != "cpu":
+            raise NotImplementedError(f"kf.benchmarks.{where}: an input is on {a.device}; only what runs on the CPU is timed")
+
+
+def _several(call: Callable[[], Any], cold: bool) -> int:
+    """How many calls a sample takes."""
+    if cold:
+        return 1
+    took = min(_sample(call, 1) for _ in range(3)) * 1e9  # one alone may be interrupted
+    return max(1, min(1000, int(ENOUGH // max(took, 1))))
+
+
+def _sample(call: Callable[[], Any], count: int) -> float:
+    begin = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    return (time.perf_counter_ns() - begin) / count * 1e-9
+
+
+def _differs(first: Any, other: Any) -> float | None:
+    """The largest difference of two results; None where they are no arrays of one shape."""
+    pairs = list(zip(_arrays(first), _arrays(other)))
+    if not pairs or any(tuple(a.shape) != tuple(b.shape) for a, b in pairs):
+        return None
+
+    def wide(a: Any) -> Any:
+        return np.asarray((a.detach().double() if hasattr(a, "detach") else a), np.float64)
+
+    return max(float(np.max(np.abs(wide(a) - wide(b)), initial=0)) for a, b in pairs)
+
+
+def _run(calls: Mapping[str, Callable[[], Any]], inputs: Any, warmup: int, repeat: int, cold: bool) -> tuple[Timing, ...]:
+    results = {name: call() for name, call in calls.items()}
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+    counts, flush = {name: _several(call, cold) for name, call in calls.items()}, _Flush() if cold else None
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for i in range(repeat):
+        for name in names[i % len(names):] + names[:i % len(names)]:  # nobody is always behind the same one
+            if flush:
+                flush()
+            samples[name].append(_sample(calls[name], counts[name]))
+    moved = {name: sum(a.nbytes for a in _arrays(inputs) + _arrays(results[name])) or None for name in calls}
+    return tuple(Timing(name, tuple(samples[name]), moved[name], cold, _differs(results[names[0]], results[name]) if i else None)
+                 for i, name in enumerate(names))
+
+
+def benchmark_kernel(fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, *, cold: bool = True) -> Timing:
+    """Times fn(*inputs), or fn(**inputs). warmup: calls before the first sample; repeat: samples."""
+    _refuse("benchmark_kernel", [fn], inputs, warmup, repeat)
+    [found] = _run({getattr(fn, "__name__", type(fn).__name__): _call(fn, inputs)}, inputs, warmup, repeat, cold)
+    return found
+
+
+def compare_implementations(fns: Mapping[str, Callable[..., Any]], *inputs: Any, warmup: int = 10, repeat: int = 100,
+                            cold: bool = True) -> Comparison:
+    """Times functions of the same inputs in turns, and says by how much their results differ from the first one's."""
+    if not isinstance(fns, Mapping) or not fns:
+        raise TypeError(f"kf.benchmarks.compare_implementations: the functions are {type(fns).__name__}, expected {{name: function}}")
+    _refuse("compare_implementations", list(fns.values()), inputs, warmup, repeat)
+    return Comparison(_run({name: _call(fn, inputs) for name, fn in fns.items()}, inputs, warmup, repeat, cold))
