@@ -77,7 +77,8 @@ class Pool:
 
     def scratch(self, size, *name, how=None):
         """At least `size` bytes: a workspace, or one side of the copy."""
-        return self.take(("scratch", *name), (size + 3) // 4, torch.float32, how)
+        flat = self.take(("scratch", *name), (size + 3) // 4 + 64, torch.float32, how)
+        return flat[-flat.data_ptr() % 256 // 4:]  # aligned as a workspace has to be
 
 
 def poison(tensor):

@@ -10,7 +10,7 @@ int main(void)
     float dx[6], dbias[3];
     /* [readme] */
     const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(2, 3); /* of each function that takes a workspace */
-    void *workspace = malloc(bytes);                                     /* aligned to 16 bytes, separate from all tensors */
+    void *workspace = aligned_alloc(256, bytes);                         /* aligned to 256 bytes, separate from all tensors */
     const kf_result_t result = kf_cpu_bias_gelu_bwd_f32(x, bias, NULL, dout, dx, dbias, 2, 3, workspace, bytes);
     free(workspace);
     /* [readme] */

@@ -19,7 +19,7 @@ int main(void)
     }
 
     const size_t bytes = kf_cpu_bias_silu_bwd_f32_workspace_bytes(ROWS, COLS);
-    void *workspace = malloc(bytes);
+    void *workspace = aligned_alloc(256, bytes);
     if (!workspace) return 1;
     kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, dbias, ROWS, COLS, workspace, bytes);
     if (result != KF_SUCCESS) return 1;

@@ -19,6 +19,7 @@ static nvrtc_loader loader;
 #include <kf/ops/sum.h>
 
 #include <cmath>
+#include <cstdlib>
 
 enum { ROWS = 512, COLS = 1000, N = ROWS * COLS };
 
@@ -49,7 +50,8 @@ int main(int count, char **words)
     for (size_t c = 0; c < COLS; ++c) row[c] = ((float)(c % 7) - 3) / 8;
     const size_t bias_bytes = kf_bias_bwd_f32_workspace_bytes(ROWS, COLS), sum_bytes = kf_sum_f32_workspace_bytes(1, ROWS, COLS);
     const size_t bytes = bias_bytes > sum_bytes ? bias_bytes : sum_bytes; // those of the C functions are other ones
-    std::vector<char> scratch(kf_cpu_bias_bwd_f32_workspace_bytes(ROWS, COLS) + kf_cpu_sum_f32_workspace_bytes(1, ROWS, COLS));
+    const size_t scratch_bytes = kf_cpu_bias_bwd_f32_workspace_bytes(ROWS, COLS) + kf_cpu_sum_f32_workspace_bytes(1, ROWS, COLS);
+    void *const scratch = aligned_alloc(256, scratch_bytes);
     CUdeviceptr memory = 0, workspace = 0;
     if (cuMemAlloc(&memory, (3 * N + 2 * COLS) * sizeof(float)) != CUDA_SUCCESS || cuMemAlloc(&workspace, bytes + 1) != CUDA_SUCCESS)
         return 1;
@@ -63,15 +65,16 @@ int main(int count, char **words)
                       kf_cpu_add_relu_f32(x.data(), y.data(), out.data(), N), d_out, out);
     wrong +=
         check("kf_bias_gelu_bwd_f32", kf_bias_gelu_bwd_f32(d_x, d_row, nullptr, d_y, d_out, d_sums, ROWS, COLS, (void *)workspace, bytes, nullptr),
-              kf_cpu_bias_gelu_bwd_f32(x.data(), row.data(), nullptr, y.data(), out.data(), sums.data(), ROWS, COLS, scratch.data(), scratch.size()),
+              kf_cpu_bias_gelu_bwd_f32(x.data(), row.data(), nullptr, y.data(), out.data(), sums.data(), ROWS, COLS, scratch, scratch_bytes),
               d_sums, sums);
     wrong +=
         check("kf_layer_norm_gelu_f32", kf_layer_norm_gelu_f32(d_x, d_row, d_row, d_out, nullptr, nullptr, ROWS, COLS, nullptr, 1e-5f, nullptr),
               kf_cpu_layer_norm_gelu_f32(x.data(), row.data(), row.data(), out.data(), nullptr, nullptr, ROWS, COLS, nullptr, 1e-5f), d_out,
               out);
     wrong += check("kf_sum_f32", kf_sum_f32(d_y, d_sums, 1, ROWS, COLS, nullptr, (void *)workspace, bytes, nullptr),
-                   kf_cpu_sum_f32(y.data(), sums.data(), 1, ROWS, COLS, nullptr, scratch.data(), scratch.size()), d_sums, sums);
+                   kf_cpu_sum_f32(y.data(), sums.data(), 1, ROWS, COLS, nullptr, scratch, scratch_bytes), d_sums, sums);
     cuMemFree(memory);
     cuMemFree(workspace);
+    free(scratch);
     return wrong ? 1 : 0;
 }

@@ -70,6 +70,8 @@ def facts(selection):
     """[(word, statement)], each once, in the spec's order."""
     found = _codes("result.h", "kf_result_t") + _codes("dtype.h", "kf_dtype_t") + _structs()
     found += [(str(a.id), f"activation {a.name} ({', '.join(a.scalars)})") for a in selection.activations]
+    size, aligned = re.search(r"sizeof\(kf_rng_t\) == (\d+) && alignof\(kf_rng_t\) == (\d+)", (CORE / "rng.h").read_text()).groups()
+    found += [(size, "bytes of kf_rng_t"), (aligned, "alignment of kf_rng_t"), ("256", "alignment of a workspace, and of its size")]
     found += [("-9223372036854775808", "KF_BROADCAST"), *_strides(selection)]
     return list(dict.fromkeys([*found, *_functions(selection)]))
 

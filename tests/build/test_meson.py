@@ -30,7 +30,7 @@ int main(void)
 {
     const float x[2] = {1, -2}, gamma[2] = {0.5f, 10}, residual[2] = {1, 1}, dout[2] = {1, 1};
     float out[2], dx[2];
-    _Alignas(16) char workspace[64];
+    _Alignas(256) char workspace[256];
     if (kf_cpu_relu_layer_scale_f32(x, gamma, residual, out, 1, 2) != KF_SUCCESS) return 1;
     if (kf_cpu_relu_layer_scale_bwd_f32(x, gamma, NULL, dout, dx, NULL, NULL, 1, 2, workspace, sizeof workspace) != KF_SUCCESS) return 2;
     printf("%g %g, %g %g\\n", (double)out[0], (double)out[1], (double)dx[0], (double)dx[1]);

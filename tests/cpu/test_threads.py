@@ -83,8 +83,8 @@ def digest(lib, f, sizes):
     import hashlib
     values, outputs, alive = arguments(f, sizes)
     need = lib.workspace_bytes(f, list(sizes))
-    workspace = np.zeros(need + 16, np.uint8)
-    values |= {"workspace": workspace.ctypes.data + -workspace.ctypes.data % 16, "workspace_bytes": need}
+    workspace = np.zeros(need + 256, np.uint8)
+    values |= {"workspace": workspace.ctypes.data + -workspace.ctypes.data % 256, "workspace_bytes": need}
     assert lib.call(f, values) == 0, lib.detail
     del alive
     return hashlib.sha256(b"".join(x.tobytes() for x in outputs.values())).hexdigest()[:16]

@@ -2,7 +2,7 @@
 """The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
 wanted; where its twin says 0 it is not looked at."""
 
-from refusals import FUNCTIONS, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of, unread
+from refusals import FUNCTIONS, MISALIGNED, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of, unread
 
 
 def with_workspace(functions):
@@ -31,14 +31,14 @@ def test_missing_small_misaligned(lib, functions):
         call = Call(lib, f)
         need = call.workspace_bytes
         assert need > 0
-        words = (f"expected {need} bytes ({call.name}_workspace_bytes), aligned to 16",)
+        words = (f"expected {need} bytes ({call.name}_workspace_bytes), aligned to 256",)
         call.set(workspace=None).refuses(WORKSPACE, "workspace", *words)
         Call(lib, f).set(workspace=None, workspace_bytes=0).refuses(WORKSPACE, "workspace", "of 0 bytes", *words)
         for got in (need - 1, 1, 0):
             Call(lib, f).set(workspace_bytes=got).refuses(WORKSPACE, "workspace", f"of {got} bytes", *words)
-        for shift in (1, 4, 8):
+        for shift in (1, 16, 128):
             call = Call(lib, f)
-            call.set(workspace=call.address(":workspace") + shift).refuses(WORKSPACE, "workspace", *words)
+            call.set(workspace=call.address(":workspace") + shift).refuses(MISALIGNED, "workspace", "is 0x", "expected memory aligned to 256 bytes")
         Call(lib, f).set(workspace_bytes=2**63).accepts("more workspace than needed", outputs(f))
         for one in sums(f):
             Call(lib, f).set(workspace=None).set_all([s for s in sums(f) if s != one], None).refuses(WORKSPACE, "workspace", *words)
@@ -91,6 +91,6 @@ def test_query(lib, functions):
     """Nonsense sizes ask for nothing; the size does not shrink when a tensor grows."""
     for f in with_workspace(functions):
         sizes = list(extents(f))
-        assert lib.workspace_bytes(f, [-1] + sizes[1:]) == 0
+        assert lib.workspace_bytes(f, [-1] + sizes[1:]) == 0 and lib.workspace_bytes(f, sizes) % 256 == 0
         assert lib.workspace_bytes(f, [2**62] * len(sizes)) == 0
         assert lib.workspace_bytes(f, [4096] + sizes[1:]) >= lib.workspace_bytes(f, sizes)

@@ -26,7 +26,7 @@ int main(int argc, char **)
 {
     const float a[4] = {1, 2, 3, -4}, b[4] = {1, 1, 1, 1};
     float sum[4], normal[4], total[1];
-    double work[512];
+    alignas(256) double work[512];
     if (add(a, b, sum, 4) != KF_SUCCESS || sum[2] != 4.0f || sum[3] != 0.0f) return 1;
     if (normalise(b, normal) != KF_SUCCESS) return 2;
     const auto summed = [&] { return kf_cpu_sum_f32(a, total, 1, 4, 1, NULL, work, sizeof work); };

@@ -49,8 +49,8 @@ class CpuMemory:
     """The arena in the process's own memory."""
 
     def __init__(self, size=1 << 26):
-        self.buffer = np.zeros(size + 64, np.uint8)
-        self.base = self.buffer.ctypes.data + (-self.buffer.ctypes.data) % 64
+        self.buffer = np.zeros(size + 256, np.uint8)
+        self.base = self.buffer.ctypes.data + (-self.buffer.ctypes.data) % 256
         self.bytes = self.buffer[self.base - self.buffer.ctypes.data:]
         self.size = size
 
@@ -187,7 +187,7 @@ class Layout:
         elif self.kernel.result:
             self.fill()
         self.workspace = lib.workspace_bytes(f, list(sizes))
-        self.place[":workspace"] = -(-at // 64) * 64
+        self.place[":workspace"] = -(-at // 256) * 256
         at = self.place[":workspace"] + self.workspace + GUARD
         for name, source in alias.items():
             self.place[name] = self.place[source]

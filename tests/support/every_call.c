@@ -75,7 +75,7 @@ static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
         if (!t->is_out) fill(t, (unsigned char *)p[k], count, &state);
     }
     const size_t need = f->workspace ? f->workspace(n) : 0;
-    void *workspace = need ? malloc(need) : NULL;
+    void *workspace = need ? aligned_alloc(256, need) : NULL;
     called = f->name;
     const int result = f->call(p, n, workspace, need);
     *sum = 0;

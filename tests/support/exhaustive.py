@@ -3,6 +3,7 @@
 
 import checks
 import numpy as np
+import storage
 
 
 def all_values(dtype):
@@ -33,8 +34,9 @@ def call(lib, f, inputs, sizes, scalars=None, drop=()):
         else:
             data[name] = checks.from_float(np.full(shape, np.nan), a["dtype"])
         given[name] = None if a["unread"] or name in drop else data[name].ctypes.data
-    workspace = np.empty(lib.workspace_bytes(f, list(map(int, sizes))), np.uint8)
-    result = lib.call(f, given | {"workspace": workspace.ctypes.data if workspace.size else None, "workspace_bytes": workspace.size})
+    need = lib.workspace_bytes(f, list(map(int, sizes)))
+    _held, workspace = storage.workspace(need)
+    result = lib.call(f, given | {"workspace": workspace, "workspace_bytes": need})
     if result != 0:
         raise checks.Failure(f"{f['cpu_name']}: returned {result} ({lib.detail})")
     return data

@@ -68,7 +68,7 @@ class Guarded:
             view(given["seed"], 16)[:] = call.image[call.state:call.state + 16]
             state.freeze()
         if call.workspace:
-            given["workspace"] = next(slots).place(call.workspace, at_end, 16)
+            given["workspace"] = next(slots).place(call.workspace, at_end, 256)
         if lib.call(f, given) != 0:
             raise checks.Failure(f"{call.where}: refused ({lib.detail})")
         return {name: view(where[name], call.data[name].nbytes).copy().view(call.data[name].dtype).reshape(call.data[name].shape)

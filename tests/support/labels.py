@@ -46,8 +46,9 @@ def call(lib, f, x, labels, ignored):
             array = np.full(shape, 1.0 if a["role"] == "in" else np.nan, np.float32)
         tensors[a["name"]] = np.ascontiguousarray(array)
         values[a["name"]] = tensors[a["name"]].ctypes.data
-    workspace = np.empty(lib.workspace_bytes(f, [rows, cols]), np.uint8)
-    assert lib.call(f, values | {"workspace": workspace.ctypes.data if workspace.size else None, "workspace_bytes": workspace.size}) == 0, lib.detail
+    need = lib.workspace_bytes(f, [rows, cols])
+    _held, workspace = storage.workspace(need)
+    assert lib.call(f, values | {"workspace": workspace, "workspace_bytes": need}) == 0, lib.detail
     return {a["name"]: tensors[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
 
 

@@ -76,11 +76,12 @@ class Call:
             self.at[a["name"]], self.bytes[a["name"]] = end, count(f, a, self.sizes) * item(a)
             end += -(-self.bytes[a["name"]] // 64) * 64 + GAP
         self.workspace_bytes = lib.workspace_bytes(f, list(self.sizes))
+        end = -(-end // 256) * 256
         self.at[":workspace"], self.bytes[":workspace"] = end, self.workspace_bytes
         end += -(-self.workspace_bytes // 64) * 64 + GAP
         self.at[":state"], self.bytes[":state"] = end, 16
-        buffer = np.full(end + 64 + GAP, 0x3C, np.uint8)  # a small positive number in every float type
-        skip = -buffer.ctypes.data % 64
+        buffer = np.full(end + 256 + GAP, 0x3C, np.uint8)  # a small positive number in every float type
+        skip = -buffer.ctypes.data % 256
         self.memory = buffer[skip:]
         self.base = self.memory.ctypes.data
         self.memory[self.at[":state"]:self.at[":state"] + 16] = 0

@@ -5,6 +5,7 @@ import cases
 import checks
 import numpy as np
 import runtime_ops
+import storage
 from kfgen import runtime
 
 # Of the CPU: of each layout some.
@@ -27,9 +28,9 @@ class Call:
         self.f, self.ops, self.ctx = f, ops, ctx
         self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
         self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
-        workspace = np.zeros(max(self.layout.workspace, 1), np.uint8)
+        _held, workspace = storage.workspace(self.layout.workspace)
         given = self.layout.given(0) | {n: None if a["unread"] or n in drop else self.arrays[n].ctypes.data for n, a in self.tensors()}
-        given |= {"workspace": workspace.ctypes.data if self.layout.workspace else None}
+        given |= {"workspace": workspace}
         assert launchers.call(f, given) == 0, launchers.detail
         self.wanted = {n: self.arrays[n].copy() for n, a in self.tensors() if a["role"] != "in"}
         for n in self.wanted:

@@ -49,6 +49,12 @@ def from_float(x, dtype):
         return x.astype(STORAGE[dtype])
 
 
+def workspace(size):
+    """(an array that holds it, the address of so many bytes in it that are aligned as a workspace has to be; None: none are asked for)."""
+    held = np.zeros(size + 256, np.uint8)
+    return held, held.ctypes.data + -held.ctypes.data % 256 if size else None
+
+
 def shape_of(f, sizes, tensor):
     """The array shape of a tensor of a function: its extents in the manifest are sizes and products of them, such as 2 * cols."""
     at = dict(zip(f["sizes"], sizes))

@@ -89,7 +89,7 @@ class Call:
                 continue
             self.place[name] = -(-at // 64) * 64
             at = self.place[name] + elements * array.itemsize + checks.GUARD
-        self.workspace, self.state = -(-at // 64) * 64, -(-(at + layout.workspace + checks.GUARD + 64) // 64) * 64
+        self.workspace, self.state = -(-at // 256) * 256, -(-(at + layout.workspace + checks.GUARD + 256) // 64) * 64
         self.image = checks.poison(self.state + 16 + checks.GUARD)
         self.image[self.state:self.state + 16] = layout.image[layout.state:layout.state + 16]
         for name, array in layout.data.items():

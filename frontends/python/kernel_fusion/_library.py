@@ -12,7 +12,7 @@ from kernel_fusion import _isa, _table
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
 KINDS: Any = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_run: native/packed.h
-ALIGNED = 64
+ALIGNED = 256
 
 
 class Library:

@@ -66,6 +66,11 @@ typedef struct {
     const char *words;
 } kfi_levels;
 
+/* A workspace begins at a multiple of so many bytes, and is a multiple of them long: what a schedule puts side by side in it is aligned to whatever
+   that schedule needs, and several workspaces may lie behind each other. */
+enum { KFI_WORKSPACE_ALIGNED = 256 };
+KFI_HOST size_t kfi_workspace(size_t bytes) { return (bytes + KFI_WORKSPACE_ALIGNED - 1) / KFI_WORKSPACE_ALIGNED * KFI_WORKSPACE_ALIGNED; }
+
 /* Whether a query for a workspace has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
 {
@@ -367,12 +372,14 @@ KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_argumen
                                          size_t got, size_t expected)
 {
     if (expected == 0) return KF_SUCCESS;
-    if (!workspace || got < expected || (uintptr_t)workspace % 16 != 0) {
+    if (!workspace || got < expected) {
         char twin[120];
         kfi_write_name(twin, sizeof twin, name);
-        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to 16",
-                        workspace, (unsigned long long)got, (unsigned long long)expected, twin);
+        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to %d",
+                        workspace, (unsigned long long)got, (unsigned long long)expected, twin, KFI_WORKSPACE_ALIGNED);
     }
+    if ((uintptr_t)workspace % KFI_WORKSPACE_ALIGNED != 0)
+        return kfi_fail(KF_ERROR_MISALIGNED, name, "workspace", "is %p, expected memory aligned to %d bytes", workspace, KFI_WORKSPACE_ALIGNED);
     for (int i = 0; i < all->count; ++i)
         if (kfi_meets(&all->of[i], workspace, expected))
             return kfi_fail(KF_ERROR_OVERLAP, name, "workspace", "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,

@@ -552,7 +552,8 @@ KFI_HOST size_t kfi_cpu_workspace(kf_i64 rows, kf_i64 channels, kf_i64 cols, int
     if (!kfi_fits(rows, cols, is_channel ? channels : 1)) return 0;
     const kf_i64 width = is_channel ? channels : cols, elements = rows * cols * (is_channel ? channels : 1);
     const int plane = is_channel && cols > 1;
-    return (size_t)(kfi_blocks_of(plane ? (elements + KFI_TILE - 1) / KFI_TILE : rows, elements) * width) * (size_t)(sums * acc_size);
+    const kf_i64 blocks = kfi_blocks_of(plane ? (elements + KFI_TILE - 1) / KFI_TILE : rows, elements);
+    return kfi_workspace((size_t)(blocks * width) * (size_t)(sums * acc_size));
 }
 
 KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)

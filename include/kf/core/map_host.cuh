@@ -161,7 +161,7 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     const kfi_split split = kfi_make_split(rows, period, size, threads);
     const kf_i64 aligned = kfi_partials(period, cols, plane, (kf_i64)split.bx * 16 / size); // of a part, for tiles of vectors
     const kf_i64 single = kfi_partials(period, cols, plane, kfi_clamp(period, 1, KFI_MAP_THREADS)); // and of elements
-    return (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size);
+    return kfi_workspace((size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) * (size_t)(sums * acc_size));
 }
 
 // Whether somebody wants one of the gradients of all runs.

@@ -245,7 +245,7 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
     if (!kfi_fits(outer, axis, inner)) return 0;
     kfi_reduce g;
     kfi_reduce_plan(&g, outer, axis, inner, vec, again);
-    return g.parts > 1 ? (size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size : 0;
+    return g.parts > 1 ? kfi_workspace((size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size) : 0;
 }
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
 {

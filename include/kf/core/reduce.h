@@ -172,7 +172,7 @@ KFI_HOST size_t kfi_cpu_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner
     kfi_cpu_reduce m;
     if (!kfi_fits(outer, axis, inner)) return 0;
     kfi_reduce_plan(&m, outer, axis, inner);
-    return m.parts > 1 ? (size_t)m.results * ((size_t)most * (size_t)m.parts + (size_t)all) * (size_t)acc_size : 0;
+    return m.parts > 1 ? kfi_workspace((size_t)m.results * ((size_t)most * (size_t)m.parts + (size_t)all) * (size_t)acc_size) : 0;
 }
 KFI_HOST void kfi_reduce_walk(kfi_cpu_reduce *m, void (*walk)(void *, kf_i64), int stage)
 {

@@ -59,12 +59,12 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     case KF_ERROR_INVALID_SIZE: return "a size is negative or the tensor does not fit in the address space";
     case KF_ERROR_INVALID_VALUE: return "a scalar argument is outside its range";
     case KF_ERROR_OVERLAP: return "tensors overlap in a way the function does not allow";
-    case KF_ERROR_WORKSPACE: return "the workspace is missing, too small or misaligned";
+    case KF_ERROR_WORKSPACE: return "the workspace is missing or too small";
     case KF_ERROR_UNSUPPORTED: return "not supported";
     case KF_ERROR_NO_KERNEL_IMAGE: return "the program holds no kernel for this GPU; compile for its architecture";
     case KF_ERROR_CUDA: return "a CUDA call failed";
     case KF_ERROR_OUT_OF_MEMORY: return "out of memory";
-    case KF_ERROR_MISALIGNED: return "a pointer is not aligned to its elements";
+    case KF_ERROR_MISALIGNED: return "a pointer is not aligned to its elements, or the workspace not to 256 bytes";
     case KF_ERROR_DTYPE: return "a tensor has a dtype that the function does not take";
     case KF_ERROR_SHAPE: return "tensors have shapes that do not go together";
     case KF_ERROR_DEVICE: return "a tensor or a stream is of another device";

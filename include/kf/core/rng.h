@@ -7,6 +7,13 @@
 
 typedef kfi_rng kf_rng_t; /* passed by value; the same layout on both sides */
 
+/* Facts of the ABI: kernels that are compiled apart from the host's code are handed one. */
+#ifdef __cplusplus
+static_assert(sizeof(kf_rng_t) == 120 && alignof(kf_rng_t) == 8, "kf_rng_t is not what kf's ABI says");
+#else
+_Static_assert(sizeof(kf_rng_t) == 120 && _Alignof(kf_rng_t) == 8, "kf_rng_t is not what kf's ABI says");
+#endif
+
 #ifndef __CUDACC_RTC__
 #include "kf/core/check.h"
 

@@ -785,12 +785,12 @@ KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsi
         const kf_i64 parts = kfi_line_parts(g, threads, true);
         most = parts > most ? parts : most;
     }
-    return (size_t)(most * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size);
+    return kfi_workspace((size_t)(most * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size));
 }
 
 KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
 {
-    return kfi_fits(outer, channels, inner) ? (size_t)(outer * kfi_ceil(channels, 4) * 4) * (size_t)(sums * acc_size) : 0;
+    return kfi_fits(outer, channels, inner) ? kfi_workspace((size_t)(outer * kfi_ceil(channels, 4) * 4) * (size_t)(sums * acc_size)) : 0;
 }
 
 // Of each gradient a value for each channel and slice of it. As many channels and slices as the shape has, whatever the schedule is.

@@ -269,7 +269,8 @@ KFI_HOST char *kfi_group_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 KFI_HOST size_t kfi_cpu_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
 {
     const kf_i64 sizes[] = {outer, length, channels, inner};
-    return groups >= 0 && kfi_all_fit(sizes, 4) && kfi_divides(groups, channels) ? (size_t)(outer * channels) * (size_t)(sums * acc_size) : 0;
+    const int fits = groups >= 0 && kfi_all_fit(sizes, 4) && kfi_divides(groups, channels);
+    return fits ? kfi_workspace((size_t)(outer * channels) * (size_t)(sums * acc_size)) : 0;
 }
 
 /* A plane's value of gradient `sum`, which is added up over the batches; NULL: nobody wants any. */
@@ -279,7 +280,7 @@ KFI_HOST char *kfi_plane_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 }
 KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums, int acc_size)
 {
-    return kfi_fits(outer, channels, inner) ? (size_t)(outer * channels) * (size_t)(sums * acc_size) : 0;
+    return kfi_fits(outer, channels, inner) ? kfi_workspace((size_t)(outer * channels) * (size_t)(sums * acc_size)) : 0;
 }
 
 /* per_row: some result is one per row, which rows without columns have as well. */

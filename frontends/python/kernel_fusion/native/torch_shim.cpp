@@ -208,8 +208,8 @@ static bool compute(call *c, int id)
     for (; count < SIZES && op->order[count] >= 0; ++count) n[count] = kfs_size(op, &c->layout, op->order[count]);
     memcpy(n + count, c->numbers, (size_t)c->integers * sizeof *n);
     const size_t bytes = op->workspace ? space_function(id, n) : 0;
-    alignas(64) char small[4096];
-    void *space = bytes == 0 ? NULL : bytes <= sizeof small ? small : aligned_alloc(64, (bytes + 63) / 64 * 64);
+    alignas(256) char small[4096];
+    void *space = bytes == 0 ? NULL : bytes <= sizeof small ? small : aligned_alloc(256, bytes);
     if (bytes && !space) return fail(c, "there is no memory for its workspace", "");
     const int code = run_function(id, t, n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)rng, space, bytes);
     if (bytes > sizeof small) free(space);
