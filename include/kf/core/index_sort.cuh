@@ -12,8 +12,11 @@
 
 #include "kf/core/map.cuh"
 
-#define KFI_SORT_THREADS 256 // as many as a digit has values
-#ifndef KFI_SORT_ROUNDS      // fewer where an emulation is to have several tiles of short tensors
+#ifndef KFI_SORT_BITS // of a digit: fewer where an emulation wants few threads
+#define KFI_SORT_BITS 8
+#endif
+#define KFI_SORT_THREADS (1 << KFI_SORT_BITS) // as many as a digit has values
+#ifndef KFI_SORT_ROUNDS                       // fewer where an emulation is to have several tiles of short tensors
 #define KFI_SORT_ROUNDS 8
 #endif
 #define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
@@ -67,7 +70,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_coun
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + r * KFI_SORT_THREADS + threadIdx.x;
         if (i >= s.count) break;
-        atomicAdd(&found[kfi_sort_key<dtype>(s, s.from ? s.from[i] : i) >> s.shift & 255], 1);
+        atomicAdd(&found[kfi_sort_key<dtype>(s, s.from ? s.from[i] : i) >> s.shift & (KFI_SORT_THREADS - 1)], 1);
     }
     __syncthreads();
     s.counts[threadIdx.x * s.tiles + blockIdx.x] = found[threadIdx.x];
@@ -111,7 +114,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + (warp * KFI_SORT_ROUNDS + r) * 32 + lane;
         place[r] = i < s.count ? s.from ? s.from[i] : i : -1;
-        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & 255);
+        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
         if (digit[r] >= 0) atomicAdd(&of_warp[warp][digit[r]], 1);
     }
     __syncthreads();
@@ -126,7 +129,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         unsigned same = __ballot_sync(0xffffffffu, digit[r] >= 0);
 #pragma unroll
-        for (int bit = 0; bit < 8; ++bit) {
+        for (int bit = 0; bit < KFI_SORT_BITS; ++bit) {
             const unsigned with = __ballot_sync(0xffffffffu, digit[r] >> bit & 1);
             same &= digit[r] >> bit & 1 ? with : ~with;
         }
@@ -165,7 +168,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
 KF_FN kf_i64 kfi_sort_tiles(kf_i64 count) { return kfi_ceil(count, KFI_SORT_TILE); }
 KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
 {
-    const kf_i64 words = below + 1 + 2 * count + 256 * (kfi_sort_tiles(count) + 1);
+    const kf_i64 words = below + 1 + 2 * count + KFI_SORT_THREADS * (kfi_sort_tiles(count) + 1);
     return (size_t)kfi_ceil(words * 8, 256) * 256;
 }
 // Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was found.
@@ -179,19 +182,19 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const
     s->begin = (kf_i64 *)workspace;
     kf_i64 *const places = s->begin + s->below + 1;
     s->counts = places + 2 * s->count;
-    s->totals = s->counts + 256 * s->tiles;
+    s->totals = s->counts + KFI_SORT_THREADS * s->tiles;
     s->from = nullptr;
     s->to = places;
     void *args[] = {s};
     kf_result_t result = KF_SUCCESS;
-    for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0); s->shift += 8) {
+    for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0); s->shift += KFI_SORT_BITS) {
         if (s->shift > 0) {
             s->from = s->to;
             s->to = s->from == places ? places + s->count : places;
         }
         if (s->count == 0) break;
         result = kfi_launch(name, kernels[0], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
-        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[1], dim3(256), KFI_SORT_THREADS, args, stream);
+        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[1], dim3(KFI_SORT_THREADS), KFI_SORT_THREADS, args, stream);
         if (result == KF_SUCCESS) result = kfi_launch(name, kernels[2], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
         if (result != KF_SUCCESS) return result;
     }

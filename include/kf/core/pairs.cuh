@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/pairs.cuh: the schedule of the pairs family. Some threads have a head of a row, each as many pairs as a vector has elements: two vectors
-// that lie `pairs` elements apart, or side by side. The row's part of the tables comes from the L1 cache for all heads but the first. Elements
-// behind the pairs are copied, a vector a thread.
+// kf/core/pairs.cuh: the schedule of the pairs family. Some threads have a head of a row, each as many pairs as a vector has elements: two
+// vectors that lie `pairs` elements apart, or side by side. The row's part of the tables comes from the L1 cache for all heads but the
+// first. Elements behind the pairs are copied, a vector a thread.
 #ifndef KF_CORE_PAIRS_CUH
 #define KF_CORE_PAIRS_CUH
 
@@ -54,8 +54,8 @@ KF_FN kf_result_t kfi_pairs_run(const kfi_pairing &m, kf_i64 rows, kf_i64 heads,
     g->lines = KFI_PAIRS_THREADS / g->across;
     const kf_i64 blocks = kfi_ceil(g->all, g->lines);
     if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld heads needs more blocks than a launch may have", (long long)rows,
-                        (long long)heads);
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld heads needs more blocks than a launch may have",
+                        (long long)rows, (long long)heads);
     return kfi_launch(&m.name, m.kernels[vectors ? 0 : 1], dim3((unsigned)blocks), KFI_PAIRS_THREADS, args, stream);
 }
 #endif

@@ -27,7 +27,8 @@ typedef struct {
     int sources, tables;
     const void *source[2], *angles[KFI_PAIR_TABLES]; /* of the first source what lies behind the pairs is copied */
     void *to;
-    void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to, int count); /* whole KFI_PIECEs */
+    void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to,
+                 int count); /* whole KFI_PIECEs */
     const void *scalars;
     kf_i64 rows, heads, dim, pairs, positions, per_block;
 } kfi_cpu_pairs;
@@ -35,7 +36,8 @@ typedef struct {
 /* `count` elements of a pair's side 0 or 1, from pair i of a head on, to or from an array. */
 KFI_INLINE void kfi_pair_move(void *to, int to_step, const void *from, int from_step, int count, int size)
 {
-    if (to_step == 1 && from_step == 1) memcpy(to, from, (size_t)(count * size));
+    if (to_step == 1 && from_step == 1)
+        memcpy(to, from, (size_t)(count * size));
     else if (size == 2)
         for (int j = 0; j < count; ++j) memcpy((char *)to + 2 * j * to_step, (const char *)from + 2 * j * from_step, 2);
     else if (size == 4)
@@ -82,8 +84,10 @@ KFI_HOST void kfi_pairs_rows(void *context, kf_i64 block)
         for (kf_i64 head = row * m->heads; head < (row + 1) * m->heads; ++head) {
             char *to = (char *)m->to + head * m->dim * m->size;
             const kf_i64 turned = 2 * m->pairs * m->size, rest = m->dim * m->size - turned;
-            if (position >= 0 && position < m->positions) kfi_pairs_head(m, head, position);
-            else memset(to, m->outside, (size_t)turned);
+            if (position >= 0 && position < m->positions)
+                kfi_pairs_head(m, head, position);
+            else
+                memset(to, m->outside, (size_t)turned);
             const char *from = (const char *)m->source[0] + head * m->dim * m->size;
             if (from != to && rest > 0) memcpy(to + turned, from + turned, (size_t)rest);
         }
