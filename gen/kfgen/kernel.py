@@ -84,11 +84,6 @@ class Launcher:
         return ", ".join([f"{a.ctype}{a.name}" for a in self.arguments] + ["cudaStream_t stream"])
 
     @property
-    def cuda_types(self):
-        """The same without names."""
-        return ", ".join([a.ctype.strip() for a in self.arguments] + ["cudaStream_t"])
-
-    @property
     def cpu_parameters(self):
         return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
 

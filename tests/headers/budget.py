@@ -63,12 +63,12 @@ TIMED = ("floor", "umbrella", "op header")
 
 
 def umbrella_budget(launchers):
-    """Times the floor: 1.5 up to 2,800 launchers, and 0.25 for each further 1,000."""
-    return 1.5 + 0.25 * max(0, launchers - 2800) / 1000
+    """Times the floor: 1.5 up to 2,800 launchers, 2.12 for 5,162, and 0.25 for each further 1,000."""
+    return 2.12 + 0.25 * (launchers - 5162) / 1000 if launchers > 5162 else 1.5 + 0.62 * max(0, launchers - 2800) / 2362
 
 
 OP_BUDGET = 1.15
-TOKENS = {"umbrella": 195, "op header": 38500}  # of one launcher of the umbrella, of an op's header: beyond the floor's, after preprocessing
+TOKENS = {"umbrella": 188, "op header": 38500}  # of one launcher of the umbrella, of an op's header: beyond the floor's, after preprocessing
 
 
 def budgets(m):
