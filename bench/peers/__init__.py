@@ -12,10 +12,10 @@
 Another family is another file, and a line in FAMILIES.
 """
 
+from peers import lookup, pairs, reduce, row
 from peers import map as map_family
-from peers import reduce, row
 
-FAMILIES = {"map": map_family, "row": row, "reduce": reduce}
+FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs}
 
 
 def of(f):

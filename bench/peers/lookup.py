@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tables, as a PyTorch user writes them."""
+
+import torch.nn.functional as F
+
+FORWARD = {"embedding": lambda act, t, s, drop: F.embedding(t["index"], t["weight"], padding_idx=s["padding_idx"]) * s["scale"]}
+DRAW = {"embedding": {"index": "labels"}}
