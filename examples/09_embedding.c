@@ -30,10 +30,12 @@ int main(void)
     void *workspace = aligned_alloc(256, bytes);
     if (!workspace) return 1;
     for (int batch = 0; batch < 2; ++batch) /* the first does not read dtable, the second adds to it */
-        if (kf_cpu_embedding_bwd_f32(NULL, token, dout, dtable, TOKENS, COLS, VOCAB, PADDING, 1, (float)batch, workspace, bytes) != KF_SUCCESS)
+        if (kf_cpu_embedding_bwd_f32(NULL, token, dout, dtable, TOKENS, COLS, VOCAB, PADDING, 1, (float)batch, workspace, bytes) !=
+            KF_SUCCESS)
             return 1;
     free(workspace);
     for (int v = 0; v < VOCAB; ++v) printf("%g ", dtable[v * COLS]);
-    printf("of each token; token %d: %s; turned %.4f %.4f\n", VOCAB, isnan(x[5 * COLS]) ? "NaN" : "a number", turned[COLS], turned[COLS + PAIRS]);
+    printf("of each token; token %d: %s; turned %.4f %.4f\n", VOCAB, isnan(x[5 * COLS]) ? "NaN" : "a number", turned[COLS],
+           turned[COLS + PAIRS]);
     return 0;
 }
