@@ -78,7 +78,7 @@ def explain(selection, name, user=None):
     renderer.render()
     directory = "templates/cuda/" if not cpu else "templates/cpu/"
     read = sorted(shown(p) for p in renderer.env.loader.read)
-    part("Templates", [t for t in read if t.startswith(directory) or t.count("/") == 1])
+    part("Templates", [t for t in read if f"/{directory}" in f"/{t}" or t.count("/") == 1])  # also those of a family in a folder of its own
     ext = ".h" if cpu else ".cuh"
     own = f["header"].startswith("kf/user/")
     part("Files", [*parts(f["header"] + ext), f"kf/user/{user}/activations{ext}" if own and not act.builtin else f"kf/ops/activations{ext}",
