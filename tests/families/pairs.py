@@ -11,6 +11,8 @@ SHAPES = [[(4, 2, 8, 4, 6), 0], [(5, 3, 13, 5, 9), 1], [(7, 4, 64, 32, 20), 0], 
 MORE = [[(r, h, d, p, 7), (r + d) % 3] for r in (1, 9) for h in (1, 6) for d in (2, 3, 32, 80, 256) for p in (1, d // 4, d // 2)]
 LARGE = (2**45, 1, 2, 1, 2)
 OVERFLOWS = [((2**30, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 2**30, 2**30), "pairs"), ((2**59, 1, 1, 1, 1), "rows")]  # the size that is too much
+# Of a program that calls every function, small and of several parts for threads: tests/support/every_call.c.
+CALLS = ([(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)], [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)])
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 

@@ -5,6 +5,7 @@ import math
 import pathlib
 import subprocess
 
+import cases
 import kflib
 
 HERE = pathlib.Path(__file__).parent
@@ -34,6 +35,10 @@ def table(name, functions):
     """The text of one file: the calls of `functions` and what every_call.c must know of them."""
     text = [f'#include "{functions[0]["header"]}.h"', '#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
     rows = []
+    own = getattr(cases.own(functions[0]), "CALLS", None)  # of a family whose sizes are not any that come along: (small, large)
+    for word, shapes in zip(("small", "large"), own or ()):
+        text.append(f"static const int64_t {word}[][5] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};")
+    sets = f"{{small, large}}, {{{len(own[0])}, {len(own[1])}}}" if own else "{NULL, NULL}, {0, 0}"
     for i, f in enumerate(functions):
         tensors = [a for a in f["arguments"] if "kind" in a]
         words = [(f"p[{tensors.index(a)}]" if "kind" in a else literal(f, a)) for a in f["arguments"]]
@@ -50,7 +55,7 @@ def table(name, functions):
             sizes = ", ".join(f"n[{k}]" for k in range(len(f["sizes"])))
             text.append(f"static size_t workspace_{i}(const int64_t *n) {{ return {f['cpu_workspace']}({sizes}); }}")
         rows.append(f'    {{"{f["cpu_name"]}", {len(f["sizes"])}, {len(tensors)}, tensors_{i}, call_{i}, '
-                    f"{f'workspace_{i}' if f['cpu_workspace'] else 'NULL'}}},")
+                    f"{f'workspace_{i}' if f['cpu_workspace'] else 'NULL'}, {sets}}},")
     return "\n".join([*text, f"extern const kft_function {name}[];", f"const kft_function {name}[] = {{", *rows, "};", ""])
 
 

@@ -104,8 +104,8 @@ static int all(int large, uint64_t *sum)
      : f->sizes == 3 ? KFT_COUNT(s##_3) \
      : f->sizes == 4 ? KFT_COUNT(s##_4) \
                      : KFT_COUNT(s##_5))
-            const int64_t(*set)[5] = large ? KFT_SET(large) : KFT_SET(small);
-            const int length = large ? KFT_LENGTH(large) : KFT_LENGTH(small);
+            const int64_t(*set)[5] = f->shapes[large] ? f->shapes[large] : large ? KFT_SET(large) : KFT_SET(small);
+            const int length = f->shapes[large] ? f->shape_counts[large] : large ? KFT_LENGTH(large) : KFT_LENGTH(small);
             for (int i = 0; i < length; ++i) {
                 uint64_t one;
                 if (call_one(f, set[i], &one) != 0) {
