@@ -23,7 +23,7 @@ def kernels_of(kernel):
     for launcher in kernel.launchers:
         names_ = source.kernel_names(launcher)
         found += names_ if cases.whole_table({"family": kernel.family.name, "activation": launcher.act.name}) else names_[:1]
-    if kernel.sums:
+    if kernel.added:
         found += [i.name() for i in kernel.cuda.sum_kernels]
     return list(dict.fromkeys(found))
 
