@@ -67,14 +67,17 @@ def table(selection):
 
 
 def formulas(made):
-    """{op: {activation: the statements of torch of forward and backward}}, of a manifest's ops that have a gradient which is one of the operands and
-    results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
+    """{op: {activation: the statements of torch of forward and backward, and of a backward by the result}}, of a manifest's ops that have a gradient
+    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
         if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
             other.add(name)
-        found.setdefault(name, {}).setdefault(f["activation"], [None, None])[f["bwd"]] = made["statements"][f["statements"]]["torch"]
+        lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
+        lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]
+        if f["bwd"] and f["statements_by_result"]:
+            lines[2] = made["statements"][f["statements_by_result"]]["torch"]
     return {name: lines for name, lines in found.items() if name not in other}
 
 

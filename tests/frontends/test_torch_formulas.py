@@ -31,7 +31,8 @@ def has_formulas(f):
 AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
 # What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
 DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
-DECOMPOSED = DECOMPOSED if cases.LEVEL > 1 else list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
+BY_RESULT = [f for f in DECOMPOSED if f["op"] in ("{act}", "bias_{act}") and f["activation"] in ("tanh", "leaky_relu")]
+DECOMPOSED = DECOMPOSED if cases.LEVEL > 1 else BY_RESULT + list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
 
 
 @pytest.mark.parametrize("f", AGAIN, ids=ids)
@@ -49,6 +50,18 @@ def test_second_derivatives(kf, f):
     found = torch.autograd.grad(torchops.results(call(*tensors))[0].square().sum(), tensors, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"kf.{c.op.name} has no second derivative"):
         torch.autograd.grad(sum(g.sum() for g in found), tensors)
+
+
+def test_second_derivatives_by_the_result(kf):
+    """Where the gradient reads its forward's result, which is a function of the inputs."""
+    x, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), 5))
+    assert _table.formulas(*_table.find("relu"))[2]
+    assert torch.autograd.gradgradcheck(kf.ops.relu, [x]) and torch.autograd.gradgradcheck(kf.ops.bias_relu, [x, bias])
+    f = kf.fuse("tanh(x + b) * x", x="elem", b="row")
+    assert torch.autograd.gradgradcheck(f, [x, bias])
+    if kfpython.WHOLE:
+        for slope in (0.3, -0.3):
+            assert torch.autograd.gradgradcheck(lambda x, slope=slope: kf.ops.leaky_relu(x, negative_slope=slope), [x])
 
 
 def test_which_have_second_derivatives():

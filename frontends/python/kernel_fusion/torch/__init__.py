@@ -58,17 +58,12 @@ THREADS_SHARED = _share_threads()
 
 
 @functools.cache
-def _made(op: _table.Op) -> tuple[Any, Any]:
+def function(op: _table.Op, activation: str) -> Callable[..., Any]:
+    """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
     if op.own:
         for s in _define(op):
             LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
-    return _autograd.make(op, torch.ops.kf)
-
-
-@functools.cache
-def function(op: _table.Op, activation: str) -> Callable[..., Any]:
-    """What kf.ops calls for tensors."""
-    return _public.make(op, activation, *_made(op))
+    return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
 
 
 def kernels() -> str:

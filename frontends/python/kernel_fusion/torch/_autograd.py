@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of an op, outside the op: a torch.autograd.Function of its two directions, in the form whose forward has ctx, which costs least."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_fusion._table import Op, activations, formulas
+from kernel_fusion._table import Op, formulas
 from kernel_fusion.torch import _formula
 from kernel_fusion.torch._schema import schema, words
-
-NONE = activations()["none"]
 
 
 def _sources(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
@@ -34,10 +33,13 @@ def _sources(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
     return found
 
 
-def make(op: Op, namespace: Any) -> tuple[Any, Any]:
+def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any]:
     """(the op's forward, the Function around it)"""
     forward = getattr(namespace, op.name).default
-    return forward, (_with_backward(op, forward, getattr(namespace, f"{op.name}_bwd").default) if op.backward else _without(op, forward))
+    if op.backward is None:
+        return forward, _without(op, forward)
+    may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
+    return forward, _with_backward(op, activation, forward, getattr(namespace, f"{op.name}_bwd").default, may)
 
 
 def _without(op: Op, forward: Any) -> Any:
@@ -57,13 +59,16 @@ def _without(op: Op, forward: Any) -> Any:
 def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
     """What make gives, of PyTorch's own functions alone: torch.compile reads them. The gradient is kf's formula too, not what autograd would make of
     the result's: at ties, and where a chain of factors overflows, it is another."""
-    forward, backward = _formula.make(op, activation)
-    return forward, _with_backward(op, forward, backward)
+    forward, backward, _ = _formula.make(op, activation)
+    return forward, _with_backward(op, activation, forward, backward, ())
 
 
+@functools.cache
 def _again(op: Op, backward: Any) -> Any:
     """A backward that is part of a graph itself. Its own gradient is that of its formula, computed by PyTorch; or it says that there is none."""
     s = schema(op, True)
+    outputs = [t.name for t in op.forward.outputs]
+    results = {i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs}  # which are given in place of inputs
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -79,7 +84,8 @@ def _again(op: Op, backward: Any) -> Any:
                 raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
             with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-                found = _formula.make(op, ctx.activation)[1](*given, *ctx.rest)
+                by_result = any(t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ()))
+                found = _formula.make(op, ctx.activation)[1 + by_result](*given, *ctx.rest)
             found = (found,) if isinstance(found, Tensor) else found
             wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
             pairs = [(f, g) for f, g in zip(found, grads) if f.requires_grad and g is not None and g.shape == f.shape]
@@ -92,76 +98,58 @@ def _again(op: Op, backward: Any) -> Any:
     return Twice
 
 
-class _Ties:
-    """What the two directions of an op have to do with each other: which argument is what, and what of a call is kept for its backward."""
-
-    def __init__(self, op: Op):
-        assert op.backward is not None
-        s = schema(op, False)
-        self.op, self.inputs, self.one = op, len(op.forward.inputs), len(op.forward.outputs) == 1
-        self.gives = [[t.name for t in op.forward.inputs].index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
-        self.constant = [i for i, t in enumerate(op.forward.outputs) if t.use == "saved" or t.place_of]  # results that have no gradient
-        self.arguments = len(s.arguments)
-        self.tail = self.arguments - s.saves
-        self.rng = s.at["rng"] if op.dropout else 0  # of the arguments behind the tensors one is a tensor again
-        # By id and whether by the result: torch.compile reads it as it is.
-        self.sources = {(activations()[act], by): _sources(op, act, by) for act in op.activations for by in (False, True)}
-        by = {act for t in op.backward.inputs for act in t.by_result}
-        self.rising = {activations()[act]: [s.at["act"] + i for i in op.rising[act]] if act in by else None for act in op.activations}
-
-    def remember(self, ctx: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> None:
-        ctx.activation = args[self.tail - 1] if self.op.has_act else NONE
-        rising, rng = self.rising[ctx.activation], self.rng
-        ctx.by_result = rising is not None and all(args[i] >= 0 for i in rising)
-        sources = self.sources[ctx.activation, ctx.by_result]
-        kept = [(args if kind == "in" else outs)[i] for kind, i in sources if kind in ("in", "out")]
-        ctx.save_for_backward(*kept, *([args[rng]] if rng else []))
-        ctx.shapes = [(args[i].shape, args[i].dtype) for kind, i in sources if kind == "shape"]
-        ctx.rest = args[self.inputs:rng or self.tail], args[rng + 1:self.tail] if rng else ()
-        if self.constant:
-            ctx.mark_non_differentiable(*[outs[i] for i in self.constant])
-
-    def gather(self, ctx: Any, grads: Sequence[Tensor]) -> list[Any]:
-        """The backward's arguments but for the mask."""
-        kept, shapes = iter(ctx.saved_tensors), iter(ctx.shapes)
-        found: list[Any] = []
-        for kind, i in self.sources[ctx.activation, ctx.by_result]:
-            if kind == "grad":
-                found.append(grads[i])
-            elif kind == "shape":
-                shape, dtype = next(shapes)
-                found.append(grads[0].new_empty((), dtype=dtype).expand(shape))
-            else:
-                found.append(None if kind == "none" else next(kept))
-        return [*found, *ctx.rest[0], *([next(kept)] if self.rng else []), *ctx.rest[1]]
-
-    def spread(self, mask: int, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """A gradient, or none, for each argument of the forward."""
-        result: list[Tensor | None] = [None] * self.arguments
-        for j, (i, gradient) in enumerate(zip(self.gives, found)):
-            if mask >> j & 1:
-                result[i] = gradient
-        return tuple(result)
+def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]]) -> list[str]:
+    """What is kept of a call is what its backward reads, and nothing else. Names with an underscore are none of the op's."""
+    kept = [arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")] + (["rng"] if op.dropout else [])
+    shapes = [arguments[i] for kind, i in sources if kind == "shape"]
+    return [f"_ctx.save_for_backward({', '.join(kept)})", *(f"_ctx.shape, _ctx.dtype = {name}.shape, {name}.dtype" for name in shapes)]
 
 
-def _with_backward(op: Op, forward: Any, backward: Any) -> Any:
-    ties, twice = _Ties(op), _again(op, backward)
+def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
+    """The backward's tensors, of what was kept."""
+    kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (["rng"] if op.dropout else [])
+    given = {"grad": "_grad{1}", "shape": "_grad0.new_empty((), dtype=_ctx.dtype).expand(_ctx.shape)", "none": "None", "in": "_kept{0}",
+             "out": "_kept{0}"}
+    tensors = ", ".join(given[kind].format(i, number) for i, (kind, number) in enumerate(sources))
+    return [*([f"{', '.join(kept)}, = _ctx.saved_tensors"] if kept else []), f"_tensors = {tensors},"]
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            outs = forward(*args)
-            ties.remember(ctx, args, (outs,) if ties.one else outs)
-            return outs
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            mask = 0
-            for j, i in enumerate(ties.gives):
-                mask |= ctx.needs_input_grad[i] << j
-            args = ties.gather(ctx, grads)
-            found = twice.apply(*args, mask) if torch.is_grad_enabled() else backward(*args, mask)
-            return ties.spread(mask, (found,) if len(ties.gives) == 1 else found)
+def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """By the result or by the inputs, as the forward found; where it is the same, no question."""
+    if first == second:
+        return [f"    {line}" for line in first]
+    return ["    if _ctx.by_result:", *(f"        {line}" for line in first), "    else:", *(f"        {line}" for line in second)]
 
-    Function.__name__ = f"kf_{op.name}"
-    return Function
+
+def _text(op: Op, activation: str, may: Collection[str]) -> str:
+    assert op.backward is not None
+    s, names = schema(op, False), [t.name for t in op.forward.inputs]
+    arguments, outs = [name for _, name in s.arguments], [f"_out{i}" for i in range(len(op.forward.outputs))]
+    by = _sources(op, activation, bool(may))
+    plain = _sources(op, activation, False) if may and op.rising[activation] else by
+    rest = arguments[len(names):len(arguments) - s.saves]
+    asked = [name for name in rest if name != "rng"]
+    constant = [out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of]  # which have no gradient
+    # Scalars with a sign for which a result does not tell its input.
+    signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
+    lines = [f"def forward(_ctx, {', '.join(arguments)}):", f"    {', '.join(outs)} = _forward({', '.join(arguments)})",
+             *([f"    _ctx.by_result = {signs}"] if by != plain else []),
+             *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)), f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
+             *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []), f"    return {', '.join(outs)}"]
+    gives = [names.index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
+    lines += [f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):", *_either(_takes(op, by), _takes(op, plain)),
+              *([f"    {', '.join(asked)}, = _ctx.rest"] if asked else []), "    _needs = _ctx.needs_input_grad",
+              f"    _mask = {' | '.join(f'_needs[{i}] << {j}' for j, i in enumerate(gives))}",
+              f"    _found = (_again if _grad_on() else _backward)(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)"]
+    result = ["None"] * len(arguments)
+    for j, i in enumerate(gives):
+        result[i] = f"{'_found' if len(gives) == 1 else f'_found[{j}]'} if _needs[{i}] else None"
+    return "\n".join([*lines, f"    return {', '.join(result)}", ""])
+
+
+def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str]) -> Any:
+    """The Function as it would be written by hand for this op and activation: what is looked up is looked up here, once. may: holds the activation
+    if its gradient may be by its result."""
+    names: dict[str, Any] = {"_forward": forward, "_backward": backward, "_again": _again(op, backward).apply, "_grad_on": torch.is_grad_enabled}
+    exec(compile(_text(op, activation, may), f"<{op.said(activation)}, gradient>", "exec"), names)
+    return type(f"kf_{op.name}", (torch.autograd.Function,), {n: staticmethod(names[n]) for n in ("forward", "backward")})

@@ -51,7 +51,7 @@ def _dtype(t: Tensor, template: Tensor) -> str:
 def _given(op: Op, t: Tensor, template: Tensor, flat: bool) -> str:
     """A tensor in its shape in the manifest."""
     text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
-    if t.nullable:
+    if t.nullable and t.absent is not None:
         text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
     return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") else f"{t.name} = {text}"
 
@@ -94,14 +94,14 @@ def wide(t: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(forward, backward)"""
+def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
+    """(forward, backward, backward by the result)"""
     found = formulas(op, activation)
     assert found is not None
     made = []
-    for backward, statements in enumerate(found):
+    for backward, statements in enumerate(lines for lines in found if lines):
         names: dict[str, Any] = {"torch": torch, "wide": wide, "where": op.said(activation)}
         text = _text(op, activation, bool(backward), statements)
         exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
         made.append(names["function"])
-    return made[0], made[1]
+    return made[0], made[1], made[2] if len(made) > 2 else None

@@ -38,7 +38,7 @@ def _text(op: Op, activation: str) -> str:
     lines = [f"def function{_arguments.signature(op, activation)}:",
              "    if out is not None:",
              "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
-             f"    if {first}.device.type in devices and autocast({first}.device.type):",
+             f"    if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
         lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
@@ -88,6 +88,7 @@ def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., 
         "forward": forward, "apply": function.apply, "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
         "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
+        "any_autocast": torch._C._is_any_autocast_enabled,
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
     if _decomposes(op, activation):
         plain, plain_function = _autograd.decomposed(op, activation)
