@@ -38,7 +38,7 @@ def test_calls(kf):
     k.fusion.layer_norm_f32(x, None, None, half, None, None, 3, 4, (8, 0), 1e-5)
     assert (half == kf.ops.layer_norm(x[:, :4])).all()
     dx, dbias = np.full_like(x, np.nan), np.full(8, np.nan, np.float32)
-    k.fusion.bias_relu_bwd_f32(x, bias, np.ones_like(x), dx, dbias, 3, 8)
+    k.fusion.bias_relu_bwd_f32(x, bias, None, np.ones_like(x), dx, dbias, 3, 8)  # by the inputs, without the result
     assert (dx == (x + bias > 0)).all() and (dbias == dx.sum(0)).all()
     k.elementwise.relu_dropout_f32(x, out, x.size, 0.5, 7, 9)
     assert (out == kf.ops.relu_dropout(x, p=0.5, rng=(7, 9))).all()

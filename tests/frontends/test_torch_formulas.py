@@ -32,7 +32,8 @@ AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
 # What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
 DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
 BY_RESULT = [f for f in DECOMPOSED if f["op"] in ("{act}", "bias_{act}") and f["activation"] in ("tanh", "leaky_relu")]
-DECOMPOSED = DECOMPOSED if cases.LEVEL > 1 else BY_RESULT + list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
+if cases.LEVEL == 1:
+    DECOMPOSED = BY_RESULT + list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
 
 
 @pytest.mark.parametrize("f", AGAIN, ids=ids)

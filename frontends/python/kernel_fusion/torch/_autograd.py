@@ -85,7 +85,8 @@ def _again(op: Op, backward: Any) -> Any:
             with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
                 by_result = any(t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ()))
-                found = _formula.make(op, ctx.activation)[1 + by_result](*given, *ctx.rest)
+                formula: Any = _formula.make(op, ctx.activation)[2 if by_result else 1]
+                found = formula(*given, *ctx.rest)
             found = (found,) if isinstance(found, Tensor) else found
             wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
             pairs = [(f, g) for f, g in zip(found, grads) if f.requires_grad and g is not None and g.shape == f.shape]
