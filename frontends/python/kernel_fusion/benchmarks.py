@@ -157,7 +157,7 @@ def _several(call: Callable[[], Any], cold: bool) -> int:
     if cold:
         return 1
     took = min(_sample(call, 1) for _ in range(3)) * 1e9  # one alone may be interrupted
-    return max(1, min(1000, int(ENOUGH // max(took, 1))))
+    return max(1, min(1000, ENOUGH // max(round(took), 1)))
 
 
 def _sample(call: Callable[[], Any], count: int) -> float:
