@@ -8,9 +8,10 @@ ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overla
          "workspace": "test_workspace", "probability": "test_probability",
          "seed_at": "test_state", "offset_at": "test_state", "offset_add": "test_any_value",
          "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value",
-         "integer": "test_any_value", "strides": "test_strides"}
+         "integer": "test_any_value", "beta": "test_any_value", "strides": "test_strides"}
 ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "offset_add": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
-       "act_scalar": (0.0, -1e30, float("inf"), float("nan")), "integer": (0, -1, 2**63 - 1, -(2**63))}
+       "act_scalar": (0.0, -1e30, float("inf"), float("nan")), "integer": (0, -1, 2**63 - 1, -(2**63)),
+       "beta": (0.0, 0.5, -1e30, float("inf"), float("nan"))}
 
 
 def test_every_role_is_tried():

@@ -2,6 +2,7 @@
 """Random argument tuples of every launcher, C and CUDA, against a model of its checks in Python: the same code, the same
 argument in the message, and nothing written or launched when it is refused."""
 
+import checks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,9 +49,16 @@ def meet(a, b):
     return len(range(max(a.start, b.start), min(a.stop, b.stop))) > 0
 
 
+# Tensors whose elements are counted, in turn; of others all sizes are one.
+SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")]}
+
+
 def operands_of(f, values, sizes):
-    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in", a["null"], a["unread"],
-                     a["same_as"], a["place_of"]) for a in tensors_of(f)]
+    # Of a gradient by the activation's result: that is read if it is given, and else the inputs.
+    instead = "result" if values.get(checks.result_of(f)) else "inputs"
+    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in",
+                     a["null"] if a["null"] not in ("result", "inputs") else a["null"] == instead,
+                     a["unread"] or a["null"] == instead, a["same_as"], a["place_of"]) for a in tensors_of(f)]
     if f["dropout"]:
         found += [Operand(name, "one", 8, 1, values[name] if f["state"] else None, False, not f["state"], False, "") for name in ("seed", "offset")]
     return found
@@ -61,7 +69,7 @@ def may_share(o, other):
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
-        return o.kind in ("elem", "half") or o.place_of == other.name
+        return o.kind in ("elem", "half", "halves", "neighbours") or o.place_of == other.name
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 
@@ -71,21 +79,25 @@ def verdict(f, values, workspace_needed):
     if f["dropout"] and not 0 <= values["p"] <= 1:
         return INVALID_VALUE, "p"
     sizes = [values[s] for s in f["sizes"]]
-    for name, size in zip(f["sizes"], sizes):
-        if size < 0:
-            return INVALID_SIZE, name
-    room, at = 2**58, dict(zip(f["sizes"], sizes))
-    for name, size in at.items():
-        size = 1 if name == "groups" and size and at["channels"] else size  # the channels are those of all groups
-        if size > room:
-            return INVALID_SIZE, name
-        room //= max(size, 1)
+    at = dict(zip(f["sizes"], sizes))
+    for group in SIZES_OF.get(f["form"], [f["sizes"]]):
+        for name in group:
+            if at[name] < 0:
+                return INVALID_SIZE, name
+        room = 2**58
+        for name in group:
+            size = 1 if name == "groups" and at[name] and at["channels"] else at[name]  # the channels are those of all groups
+            if size > room:
+                return INVALID_SIZE, name
+            room //= max(size, 1)
     if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
         return INVALID_SIZE, "channels"
     if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
         return INVALID_SIZE, "axis"
+    if "pairs" in at and at["pairs"] > at["dim"] // 2:
+        return INVALID_SIZE, "pairs"
     operands = operands_of(f, values, sizes)
     for i, o in enumerate(operands):
         if not o.at and not o.nullable and o.elements:
@@ -98,8 +110,10 @@ def verdict(f, values, workspace_needed):
                 return OVERLAP, out.name
     if workspace_needed and any(values[a["name"]] for a in tensors_of(f) if a["role"] != "in"):
         workspace = values["workspace"] or 0
-        if not workspace or workspace % 16 or values["workspace_bytes"] < workspace_needed:
+        if not workspace or values["workspace_bytes"] < workspace_needed:
             return WORKSPACE, "workspace"
+        if workspace % 256:
+            return MISALIGNED, "workspace"
         if any(o.at and not o.unread and meet(o.bytes, set_of(workspace, workspace_needed)) for o in operands):
             return OVERLAP, "workspace"
     return SUCCESS, None
