@@ -122,6 +122,16 @@ class C:
                       act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})")
 
     @property
+    def scalar_places(self):
+        """[(name, its place among the op's)] of the scalars that the expressions read."""
+        return [(s, i) for i, s in enumerate(self.k.scalars) if s in self.k.used_scalars]
+
+    @property
+    def is_staged(self):
+        """Whether elements are widened before the loop that computes, and narrowed behind it."""
+        return self.k.dtype.size == 2
+
+    @property
     def workspace_arguments(self):
         """Of the run function, which has them where it uses them."""
         return self.k.workspace_arguments if self.k.scratch else []

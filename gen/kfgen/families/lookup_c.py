@@ -20,15 +20,6 @@ class LookupC(C):
         return sorted((s for s in self.k.inputs if s.reads != "never" and s is not self.k.number), key=lambda s: s.kind == "table")
 
     @property
-    def scalars(self):
-        """[(name, its place)] of those that the expression reads."""
-        return [(s, i) for i, s in enumerate(self.k.scalars) if s in self.k.used_scalars]
-
-    @property
-    def is_staged(self):
-        return self.k.dtype.size == 2
-
-    @property
     def workspace_bytes(self):
         return "kfi_cpu_lookup_workspace(rows, cols, vocab)"
 

@@ -19,15 +19,6 @@ class PairsC(C):
         return list(zip(self.k.outputs[0].parts, self.code[1]))
 
     @property
-    def scalars(self):
-        """[(name, its place)] of those that the expressions read."""
-        return [(s, i) for i, s in enumerate(self.k.scalars) if s in self.k.used_scalars]
-
-    @property
-    def is_staged(self):
-        return self.k.dtype.size == 2
-
-    @property
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
         return ", ".join([*found, "const void *scalars"])

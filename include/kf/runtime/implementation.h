@@ -3,8 +3,8 @@
 #ifndef KF_RUNTIME_IMPLEMENTATION_H
 #define KF_RUNTIME_IMPLEMENTATION_H
 
-#if !defined(__GNUC__) || defined(_WIN32)
-#error "kf: the runtime needs gcc or clang on a POSIX system"
+#if !defined(__GNUC__) || !defined(__ELF__)
+#error "kf: the runtime needs gcc or clang on a POSIX system with ELF objects"
 #endif
 
 /* Tests say KF_RUNTIME_CUDA, over a runtime of their own. */

@@ -83,12 +83,12 @@ struct kfi_rt_op {
     signed char batch; /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
 };
 
-/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
 #ifdef KFI_RT_KERNELS
 #define KFI_RT_ON_GPU(...) {__VA_ARGS__}
 #else
 #define KFI_RT_ON_GPU(...) {NULL, NULL}
 #endif
+/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
 #define KFI_RT_LIST_OP(stem)                                                                                                               \
     static const kfi_rt_op *const kfi_rt_listed_##stem __attribute__((section("kf_rt_ops"), used)) = &kfi_rt_op_##stem
 #ifdef __cplusplus
