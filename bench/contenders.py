@@ -130,7 +130,8 @@ def sets_of(case, backend):
     """How many sets of tensors are gone through in turn, so that none is in the cache."""
     if backend == "cpu":
         return 1
-    along = [case.size(a) for a in case.inputs + case.outputs if a["kind"] in ("elem", "half") and not a["unread"]]
+    bytes_of = [case.size(a) for a in case.inputs + case.outputs if not a["unread"]]
+    along = [size for size in bytes_of if 2 * size >= max(bytes_of)]  # not a bias, a table, labels: those may stay in the cache
     return 1 if min(along) >= WHOLE else max(3, -(-COLD_BYTES // case.bytes))
 
 

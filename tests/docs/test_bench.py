@@ -36,6 +36,17 @@ def test_every_case_is_a_call(name, sets):
         assert set(c.saved) <= {a["name"] for a in c.inputs} and c.results, c.key
 
 
+@needs_torch
+@pytest.mark.parametrize("name", SETS)
+def test_every_case_has_sets_of_tensors(name, sets):
+    """However a family calls the kinds of its tensors: so many sets that together they are larger than any L2 cache, or one set that is."""
+    import contenders
+    for c in sets[name]:
+        count = contenders.sets_of(c, SETS[name]["backend"])
+        assert count == 1 or count >= 3 and count * c.bytes >= contenders.COLD_BYTES, c.key
+        assert count > 1 or SETS[name]["backend"] == "cpu" or c.bytes >= contenders.WHOLE, c.key
+
+
 def test_the_sets_that_are_run_by_hand(sets):
     assert 40 <= len(sets["headline"]) <= 60 and len(sets["smoke"]) == 12
     for name in ("headline", "smoke", "smoke_cpu"):
