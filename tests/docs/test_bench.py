@@ -139,6 +139,16 @@ def test_formulas_of_reductions():
 
 
 @needs_torch
+def test_gradients_that_share_memory_are_compared_with_each_of_a_peer_s(sets):
+    import check
+    import torch
+    add = one(sets, "kf_add_relu_bwd_bf16", 1 << 26)
+    assert add.by_result and [a["name"] for a in add.outputs] == ["da"]
+    inputs = {a["name"]: torch.tensor([1.0, 0.0]) for a in add.inputs}
+    assert {name: t.tolist() for name, t in check.reference(add, inputs, {}, None).items()} == {"da": [1.0, 0.0], "db": [1.0, 0.0]}
+
+
+@needs_torch
 def test_a_small_run_is_right(tmp_path):
     """Every function is compared with float64, every baseline with it, and all is timed."""
     out = tmp_path / "smoke.json"
