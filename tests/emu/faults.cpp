@@ -102,6 +102,73 @@ static __global__ void shuffles(word *out)
     if (lane < 8) mine[7] = __shfl_sync(0xffu, (int)threadIdx.x, 20) == -1; /* a lane outside of the mask has nothing to give */
 }
 
+/* What each thread copies and commits twice; how it looks before the first, between, and behind the last has been waited for. */
+static __global__ void copies(word *out)
+{
+    alignas(16) __shared__ word buffer[2 * 64];
+    const word first[2] = {1000 + threadIdx.x, 2000 + threadIdx.x}, second[2] = {3000 + threadIdx.x, 4000 + threadIdx.x};
+    word *const mine = out + 4 * threadIdx.x, *const own = buffer + 2 * threadIdx.x;
+    kf_emu_fetch(own, first, 16, 8); /* of which 8 bytes are read */
+    kf_emu_fetch_commit();
+    kf_emu_fetch_wait(1);
+    mine[0] = own[0];
+    kf_emu_fetch_wait(0);
+    mine[1] = own[0] + own[1];
+    kf_emu_fetch(own, second, 16, 16);
+    kf_emu_fetch_commit();
+    kf_emu_fetch_commit();
+    kf_emu_fetch_wait(1); /* all but the empty one */
+    mine[2] = own[0] + 10000 * own[1];
+    kf_emu_fetch(own, first, 8, 8);
+    kf_emu_fetch_commit();
+    mine[3] = own[0]; /* nobody waited */
+}
+/* The elements of four matrices are their numbers: 64 a matrix. */
+static __global__ void four_matrices(word *out)
+{
+    alignas(16) __shared__ unsigned short rows[32][8];
+    for (int e = 0; e < 8; ++e) rows[threadIdx.x][e] = (unsigned short)(threadIdx.x * 8 + (unsigned)e);
+    __syncwarp();
+    for (int turned = 0; turned < 2; ++turned) {
+        unsigned v[4];
+        kf_emu_matrices(v, rows[threadIdx.x], turned);
+        for (int i = 0; i < 4; ++i) out[(turned * 32 + threadIdx.x) * 4 + i] = v[i];
+    }
+}
+/* Row r of a is r + 1 at depth r and 1 at depth 15 - r, column c of b is 2^k at depth k times c + 1, in both types. */
+static __global__ void multiplied(word *out)
+{
+    const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4 * 2;
+    for (int bf16 = 0; bf16 < 2; ++bf16) {
+        float d[4] = {0.5f, 0.5f, 0.5f, 0.5f};
+        unsigned a[4] = {}, b[2] = {};
+        const auto bits = [bf16](float v) {
+            return (unsigned)(bf16 ? kf_emu_bits<unsigned short>(__float2bfloat16_rn(v)) : kf_emu_bits<unsigned short>(__float2half_rn(v)));
+        };
+        for (int i = 0; i < 4; ++i)
+            for (int e = 0; e < 2; ++e) {
+                const int row = g + i % 2 * 8, depth = t + e + i / 2 * 8;
+                a[i] |= bits((float)((depth == row ? row + 1 : 0) + (depth == 15 - row))) << 16 * e;
+            }
+        for (int i = 0; i < 2; ++i)
+            for (int e = 0; e < 2; ++e) b[i] |= bits(ldexpf((float)(g + 1), t + e + i * 8 - 8)) << 16 * e;
+        kf_emu_multiply(d, a, b, bf16 != 0);
+        for (int i = 0; i < 4; ++i) out[bf16 * 128 + (g + i / 2 * 8) * 8 + t + i % 2] = (word)(d[i] * 512.0f);
+    }
+}
+static __global__ void product_without_a_lane(word *out)
+{
+    float d[4] = {};
+    const unsigned a[4] = {}, b[2] = {};
+    if (threadIdx.x != 9) kf_emu_multiply(d, a, b, true);
+    out[threadIdx.x] = (word)d[0];
+}
+static __global__ void too_many_copies(word *out)
+{
+    __shared__ word buffer;
+    for (int i = 0; i < 300; ++i) kf_emu_fetch(&buffer, out, 8, 8);
+}
+
 static __global__ void votes(word *out)
 {
     const word all = __syncthreads_and(threadIdx.x < 1000), any = __syncthreads_or(threadIdx.x == 7),
@@ -284,6 +351,11 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, uns
                    {"all_to_all", all_to_all},
                    {"some_return", some_return},
                    {"shuffles", shuffles},
+                   {"copies", copies},
+                   {"four_matrices", four_matrices},
+                   {"multiplied", multiplied},
+                   {"product_without_a_lane", product_without_a_lane},
+                   {"too_many_copies", too_many_copies},
                    {"votes", votes},
                    {"atomics", atomics},
                    {"indices", indices},

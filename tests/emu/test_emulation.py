@@ -99,6 +99,31 @@ class TestWords:
             want = [5, lane ^ 3, up, int(0.5 * down), thirds, 101 if lane < 7 else 0, lane // 4 * 4 + (lane + 1) % 4, int(lane < 8)]
             assert list(got) == want
 
+    def test_copies(self, faults, order):
+        """There when it has been waited for, and not before in one of the orders: ones are there instead, and at once in another."""
+        result, out = faults.run("copies", 64, order=order)
+        got = out[:256].reshape(64, 4)
+        t = np.arange(64)
+        assert result == 0 and (got[:, 1] == 1000 + t).all() and (got[:, 2] == 3000 + t + 10000 * (4000 + t)).all()
+        for column in (0, 3):
+            late, there = got[:, column] == -1, got[:, column] == 1000 + t
+            assert (late | there).all()
+            assert late.all() if order == emulator.FORWARD else there.all() if order == emulator.REVERSED else 10 < late.sum() < 54
+
+    def test_matrices(self, faults, order):
+        result, out = faults.run("four_matrices", 32, order=order)
+        assert result == 0
+        numbers = np.arange(256).reshape(4, 8, 8)
+        for turned, source in enumerate((numbers, numbers.transpose(0, 2, 1))):
+            want = [[source[i, lane // 4, lane % 4 * 2] + (source[i, lane // 4, lane % 4 * 2 + 1] << 16) for i in range(4)] for lane in range(32)]
+            assert out[turned * 128:][:128].reshape(32, 4).tolist() == [[int(v) for v in row] for row in want]
+
+    def test_products(self, faults, order):
+        result, out = faults.run("multiplied", 32, order=order)
+        a = np.diag(np.arange(1.0, 17.0)) + np.fliplr(np.eye(16))
+        want = 512 * (a @ np.outer(2.0 ** (np.arange(16) - 8), np.arange(1.0, 9.0)) + 0.5)
+        assert result == 0 and (out[:256].reshape(2, 16, 8) == want).all()
+
     def test_votes(self, faults, order):
         result, out = faults.run("votes", 1024, order=order)
         assert result == 0 and set(out[:1024]) == {0 + 10 + 51200}
@@ -137,6 +162,7 @@ REPORTS = {
                             r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n  threads 3, 35, 61-63: has returned"),
     "two_barriers": (64, r"threads meet at different barriers", r"threads 0-7: waits at __syncthreads, .*\n  threads 8-63: waits at __syncthreads, "),
     "lane_is_missing": (32, r"no thread can go on", r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n  threads 9: has returned"),
+    "product_without_a_lane": (32, r"no thread can go on", r"threads 0-8, 10-31: waits at mma of lanes ffffffff, .*\n  threads 9: has returned"),
     "masks_differ": (32, r"no thread can go on", r"threads 0-15: waits at __shfl_sync of lanes ffffffff, .*\n  threads 16-31: has returned"),
     "not_in_its_mask": (64, r"thread \d+ is not in the mask that it gives", r"__shfl_sync of lanes 000000ff"),
 }
@@ -185,6 +211,13 @@ def test_reports_of_clusters(faults, which, order):
         assert f"faults.cpp:{line_of('the tests know this one')}\n" in text
     assert faults.run("reversal", 256, order=order)[0] == 0
     assert faults.run("all_to_all", 40, 8, cluster=4, dynamic=1600, order=order)[0] == 0
+
+
+def test_copies_that_nobody_waits_for(faults):
+    result, _ = faults.run("too_many_copies", 1)
+    assert result == 719 and "thread 0 has more copies under way than there is room for, 256\n" in faults.emu.report
+    assert re.search(r"threads 0: is at cp.async, .*faults.cpp:\d+\n", faults.emu.report)
+    assert faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0  # there they have come at once
 
 
 def test_static_memory_without_clusters(faults):

@@ -73,17 +73,6 @@ struct kfi_groups {
 #endif
 
 #ifdef KFI_DEVICE_PASS
-// A block's own shared memory, of the launch's size: clusters of the emulation have no other.
-KFI_DEVICE char *kfi_dynamic()
-{
-#ifdef KFI_PTX
-    extern __shared__ uint4 kfi_dynamic_memory[];
-    return (char *)kfi_dynamic_memory;
-#else
-    return kf_emu_dynamic();
-#endif
-}
-
 #if KFI_CLUSTERS
 KFI_DEVICE int kfi_cluster_rank()
 {

@@ -72,9 +72,35 @@ KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
 KFI_DEVICE float kfi_not_a_number(float) { return __int_as_float(0x7fffffff); }
 KFI_DEVICE double kfi_not_a_number(double) { return __longlong_as_double(0x7fffffffffffffffll); }
 
+// A block's own shared memory, of the launch's size: clusters of the emulation have no other.
+KFI_DEVICE char *kfi_dynamic()
+{
+#ifdef KFI_PTX
+    extern __shared__ uint4 kfi_dynamic_memory[];
+    return (char *)kfi_dynamic_memory;
+#else
+    return kf_emu_dynamic();
+#endif
+}
+
 // Global to shared memory behind the thread's back, for data that the same thread reads later: it holds no registers on the
 // way. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#ifdef KF_EMULATE
+template <int bytes>
+KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+{
+    if (bytes < 4)
+        kfi_copy<bytes>(shared, global);
+    else
+        kf_emu_fetch(shared, global, bytes, bytes);
+}
+KFI_DEVICE void kfi_fetch_commit() { kf_emu_fetch_commit(); }
+template <int pending>
+KFI_DEVICE void kfi_fetch_wait()
+{
+    kf_emu_fetch_wait(pending);
+}
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 template <int bytes>
 KFI_DEVICE void kfi_fetch(void *shared, const void *global)
 {

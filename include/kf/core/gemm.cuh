@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm.cuh: products of matrices: out = f(A . B), where a kernel brings f along. gemm_tile.cuh says how the work is shared out,
+// gemm_mma.cuh and gemm_simt.cuh add up, gemm_load.cuh fills shared memory, gemm_pick.cuh chooses.
+#ifndef KF_CORE_GEMM_CUH
+#define KF_CORE_GEMM_CUH
+
+#include "kf/core/gemm_mma.cuh"
+#include "kf/core/gemm_pick.cuh"
+#include "kf/core/gemm_simt.cuh"
+
+// Code for a tile of mma.sync is empty where there are no such instructions. The launcher sees it by how many threads the kernel may have.
+#ifdef KFI_DEVICE_PASS
+#define KFI_GEMM_BOUNDS(tile) __launch_bounds__(KFI_MMA || !kfi_tile_mma(tile) ? kfi_tile_threads(tile) : 32, kfi_tile_blocks(tile))
+#else
+#define KFI_GEMM_BOUNDS(tile)
+#endif
+
+#ifdef KFI_DEVICE_PASS
+// Adds a block's part of A . B to the sums: size bytes of a number that sums are made of.
+template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
+KFI_DEVICE void kfi_gemm_add(typename kfi_real<kfi_of_real(type)>::type *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,
+                             const kfi_gemm_at &at, const kfi_gemm &g, const kfi_gemm_seams &seams)
+{
+    if constexpr (!kfi_tile_mma(tile)) {
+        kfi_gemm_simt<type, tile, layout, products, how_a, how_b, seam_a, seam_b, act>(sums, a, b, at, g, seams);
+    } else {
+#if KFI_MMA
+        kfi_gemm_mma<type, tile, layout, products, how_a, how_b, seam_a, seam_b, act>(sums, a, b, at, g, seams);
+#endif
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_mma.cuh: the sums of a tile by mma.sync, of elements of 2 bytes, added up in float. Four stages of 32 of the depth; while
+// a warp multiplies 16 of it, the next 16 come from shared memory, unless its registers hold what is on its way there. The order in which a
+// result's products are added up is that of the depth, whatever the tile.
+#ifndef KF_CORE_GEMM_MMA_CUH
+#define KF_CORE_GEMM_MMA_CUH
+
+#include "kf/core/gemm_load.cuh"
+
+#if defined(KFI_DEVICE_PASS) && KFI_MMA
+
+// 16 of the depth of a warp's rows, and of its columns, from a stage.
+template <int tile, int layout> KFI_DEVICE void kfi_mma_rows(unsigned (*a)[4], const char *stage, int step)
+{
+    constexpr int pieces = layout & KFI_A_TURNED ? kfi_tile_rows(tile) / 8 : 4;
+    const int lane = threadIdx.x % 32, first = (int)threadIdx.x / 32 / kfi_tile_across(tile) * kfi_warp_rows(tile);
+#pragma unroll
+    for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i) {
+        const int line = layout & KFI_A_TURNED ? step * 16 + lane % 8 + lane / 16 * 8 : first + i * 16 + lane % 16;
+        const int piece = layout & KFI_A_TURNED ? (first + i * 16) / 8 + lane / 8 % 2 : step * 2 + lane / 16;
+        kfi_matrices<layout & KFI_A_TURNED ? 1 : 0>(a[i], stage + 16 * kfi_piece_at<pieces>(line, piece));
+    }
+}
+template <int tile, int layout> KFI_DEVICE void kfi_mma_cols(unsigned (*b)[4], const char *stage, int step)
+{
+    constexpr int pieces = layout & KFI_B_TURNED ? kfi_tile_cols(tile) / 8 : 4;
+    const int lane = threadIdx.x % 32, first = (int)threadIdx.x / 32 % kfi_tile_across(tile) * kfi_warp_cols(tile);
+#pragma unroll
+    for (int j = 0; j < kfi_warp_cols(tile) / 16; ++j) {
+        const int line = layout & KFI_B_TURNED ? step * 16 + lane % 16 : first + j * 16 + lane % 8 + lane / 16 * 8;
+        const int piece = layout & KFI_B_TURNED ? (first + j * 16) / 8 + lane / 16 : step * 2 + lane / 8 % 2;
+        kfi_matrices<layout & KFI_B_TURNED ? 1 : 0>(b[j], stage + 16 * kfi_piece_at<pieces>(line, piece));
+    }
+}
+template <int type, int tile> KFI_DEVICE void kfi_mma_all(float *sums, unsigned (*a)[4], unsigned (*b)[4])
+{
+    constexpr int cols = kfi_warp_cols(tile) / 8;
+#pragma unroll
+    for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i)
+#pragma unroll
+        for (int j = 0; j < cols; ++j) kfi_multiply<type>(sums + (i * cols + j) * 4, a[i], b[j / 2] + j % 2 * 2);
+}
+
+// Adds the product over the depth from at.begin to at.end to the sums. All threads come here; afterwards shared memory is free.
+template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
+KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at, const kfi_gemm &g,
+                             const kfi_gemm_seams &seams)
+{
+    static_assert((how_a == KFI_ANY || seam_a == 0) && (how_b == KFI_ANY || seam_b == 0), "kf: what has a seam comes by way of registers");
+    constexpr int stages = kfi_tile_stages(tile), depth = kfi_tile_depth(tile), rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
+    constexpr int turned_a = layout & KFI_A_TURNED ? 1 : 0, turned_b = layout & KFI_B_TURNED ? 1 : 0,
+                  share = kfi_warp_cols(tile) / products;
+    constexpr int lines_a = turned_a ? depth : rows, pieces_a = turned_a ? rows / 8 : depth / 8;
+    constexpr int lines_b = turned_b ? depth : cols / products, pieces_b = turned_b ? cols / products / 8 : depth / 8; // of a product
+    constexpr int bytes_a = rows * depth * 2, bytes = (rows + cols) * depth * 2;
+    constexpr bool ahead = how_a == KFI_WHOLE && how_b == KFI_WHOLE;
+    static_assert(depth == 32, "kf: a stage is two steps of mma.sync");
+    char *const shared = kfi_dynamic();
+    const int count = (at.end - at.begin + depth - 1) / depth;
+    kfi_gemm_walk walk_a = kfi_gemm_begin<2, 8, tile, pieces_a, turned_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end), walk_b[products];
+    kfi_gemm_span span_a = kfi_gemm_span_of(a.p[0], a.ld, turned_a ? g.depth : g.rows, turned_a ? g.rows : g.depth), span_b[products];
+#pragma unroll
+    for (int p = 0; p < products; ++p) {
+        walk_b[p] = kfi_gemm_begin<2, 8, tile, pieces_b, turned_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
+        span_b[p] = kfi_gemm_span_of(b.p[p], b.ld, turned_b ? g.depth : g.cols, turned_b ? g.cols : g.depth);
+    }
+    unsigned held_a[how_a == KFI_ANY ? lines_a / kfi_walk_lines<tile, pieces_a>() : 1][8];
+    unsigned held_b[products][how_b == KFI_ANY ? lines_b / kfi_walk_lines<tile, pieces_b>() : 1][8];
+    unsigned part_a[ahead ? 2 : 1][kfi_warp_rows(tile) / 16][4], part_b[ahead ? 2 : 1][kfi_warp_cols(tile) / 16][4];
+    // Stages come one after the other: each of these is done once for each, in this order.
+#define KFI_STAGE(n) shared + (n) % stages *bytes
+#define KFI_FETCH(n)                                                                                                                       \
+    if (how_a == KFI_WHOLE && (n) < count) {                                                                                               \
+        kfi_stage_whole<tile, lines_a, pieces_a, 1, rows, turned_a>(KFI_STAGE(n), walk_a, 0);                                              \
+        kfi_gemm_go<tile, turned_a>(walk_a);                                                                                               \
+    }                                                                                                                                      \
+    _Pragma("unroll") for (int p = 0; how_b == KFI_WHOLE && p < products && (n) < count; ++p)                                              \
+    {                                                                                                                                      \
+        kfi_stage_whole<tile, lines_b, pieces_b, products, share, turned_b>(KFI_STAGE(n) + bytes_a, walk_b[p], p);                         \
+        kfi_gemm_go<tile, turned_b>(walk_b[p]);                                                                                            \
+    }                                                                                                                                      \
+    kfi_fetch_commit()
+#define KFI_PEEK_A(n)                                                                                                                      \
+    if (how_a == KFI_ANY && (n) < count) kfi_stage_peek<tile, lines_a, pieces_a>(held_a, walk_a, span_a)
+#define KFI_SETTLE_A(n)                                                                                                                    \
+    if (how_a == KFI_ANY && (n) < count) {                                                                                                 \
+        kfi_stage_settle<type, tile, lines_a, pieces_a, 1, rows, turned_a, seam_a, act>(KFI_STAGE(n), held_a, walk_a, span_a, 0, seams,    \
+                                                                                        at.matrix, at.row, at.begin + (n) * depth);        \
+        kfi_gemm_go<tile, turned_a>(walk_a);                                                                                               \
+    }
+#define KFI_PEEK_B(n)                                                                                                                      \
+    _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
+        kfi_stage_peek<tile, lines_b, pieces_b>(held_b[p], walk_b[p], span_b[p])
+#define KFI_SETTLE_B(n)                                                                                                                    \
+    _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
+    {                                                                                                                                      \
+        kfi_stage_settle<type, tile, lines_b, pieces_b, products, share, turned_b, seam_b, act>(                                           \
+            KFI_STAGE(n) + bytes_a, held_b[p], walk_b[p], span_b[p], p, seams, at.matrix, at.col, at.begin + (n) * depth);                 \
+        kfi_gemm_go<tile, turned_b>(walk_b[p]);                                                                                            \
+    }
+#pragma unroll
+    for (int n = 0; n < stages - 1; ++n) {
+        KFI_FETCH(n);
+        KFI_PEEK_A(n);
+        KFI_SETTLE_A(n)
+        KFI_PEEK_B(n);
+        KFI_SETTLE_B(n)
+    }
+    kfi_fetch_wait<stages - 2>();
+    __syncthreads();
+    if (ahead && count > 0) {
+        kfi_mma_rows<tile, layout>(part_a[0], shared, 0);
+        kfi_mma_cols<tile, layout>(part_b[0], shared + bytes_a, 0);
+    }
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        const char *const stage = shared + n % stages * bytes, *const next = shared + (n + 1) % stages * bytes;
+        const int later = n + stages - 1;
+        kfi_mma_rows<tile, layout>(part_a[ahead], stage, ahead);
+        kfi_mma_cols<tile, layout>(part_b[ahead], stage + bytes_a, ahead);
+        KFI_FETCH(later);
+        KFI_PEEK_A(later);
+        kfi_mma_all<type, tile>(sums, part_a[0], part_b[0]);
+        KFI_SETTLE_A(later)
+        KFI_PEEK_B(later);
+        if (!ahead) {
+            kfi_mma_rows<tile, layout>(part_a[0], stage, 1);
+            kfi_mma_cols<tile, layout>(part_b[0], stage + bytes_a, 1);
+        }
+        kfi_fetch_wait<stages - 2>(); // of all stages up to the next one
+        __syncthreads();              // and nobody reads this one any more
+        if (ahead && n + 1 < count) {
+            kfi_mma_rows<tile, layout>(part_a[0], next, 0);
+            kfi_mma_cols<tile, layout>(part_b[0], next + bytes_a, 0);
+        }
+        kfi_mma_all<type, tile>(sums, part_a[ahead], part_b[ahead]);
+        KFI_SETTLE_B(later)
+    }
+#undef KFI_STAGE
+#undef KFI_FETCH
+#undef KFI_PEEK_A
+#undef KFI_PEEK_B
+#undef KFI_SETTLE_A
+#undef KFI_SETTLE_B
+}
+#endif
+
+#endif

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm.cuh under seams written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
+// double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
+// depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "gemm_kernel.cuh"
+
+static std::mt19937 source;
+static int below(int n) { return (int)(source() % (unsigned)n); }
+
+template <class T> static double number(T v) { return (double)(float)v; }
+template <> double number(double v) { return v; }
+
+// What a test is about.
+struct problem {
+    int rows, cols, depth, matrices, splits;
+    bool whole, bias, residual, pre, nan;
+};
+
+// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart.
+template <class T> struct matrix {
+    std::vector<T> data;
+    size_t skip;
+    kf_i64 ld, apart;
+    matrix(int lines, int length, int matrices, bool whole)
+    {
+        ld = whole ? (length + 7) / 8 * 8 + 8 * below(2) : length + below(4);
+        apart = (lines > 0 ? lines : 1) * ld + (whole ? 8 * below(2) : below(3));
+        const size_t room = (size_t)(lines > 0 ? lines - 1 : 0) * ld + length;
+        skip = whole ? 0 : (size_t)below(9); // what is allocated begins at a multiple of 16 bytes, and ends where the last line does
+        data = std::vector<T>(skip + (size_t)apart * (matrices - 1) + room);
+        for (T &v : data) v = T((float)(below(17) - 8) / 8.0f);
+    }
+    T *at() { return data.data() + skip; }
+    T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
+};
+
+template <int type, int tile, int layout, int products, int how, int seam_a, int seam_b> static bool run(const problem &p)
+{
+    typedef typename of_type<type>::stored stored;
+    typedef typename of_type<type>::real real;
+    constexpr bool turned_a = layout & KFI_A_TURNED, turned_b = layout & KFI_B_TURNED;
+    const bool whole = how == KFI_WHOLE;
+    matrix<stored> a(turned_a ? p.depth : p.rows, turned_a ? p.rows : p.depth, p.matrices, whole);
+    matrix<stored> b(turned_b ? p.depth : p.cols, turned_b ? p.cols : p.depth, p.matrices, whole);
+    matrix<stored> c(turned_b ? p.depth : p.cols, turned_b ? p.cols : p.depth, p.matrices, whole);
+    c.skip = b.skip; // one leading dimension
+    c.ld = b.ld, c.apart = b.apart, c.data = b.data;
+    for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
+    matrix<stored> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
+    for (stored &v : out.data) v = stored(77.0f);
+    pre.data = out.data;
+    pre.skip = out.skip;
+    const int bad = p.nan && p.depth > 0 ? below(p.rows) : -1;
+    if (bad >= 0) {
+        const int k = below(p.depth);
+        (turned_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(NAN);
+    }
+    std::vector<real> shift((size_t)(p.depth > 0 ? p.depth : 1));
+    for (real &v : shift) v = (real)(below(9) - 4) / 4;
+
+    kfi_gemm_seams seams = {};
+    seams.p[0] = shift.data();
+    const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
+    const int stage = kfi_tile_depth(tile);
+    kfi_gemm_choice choice = {tile, how, 1, p.depth};
+    if (p.splits > 1 && p.depth > stage) {
+        choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
+        choice.splits = (p.depth + choice.slice - 1) / choice.slice;
+    }
+    std::vector<double> parts((size_t)(p.matrices * choice.splits * products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
+    kfi_gemm g;
+    if (!kfi_gemm_fill(&g, sizes, choice, p.whole, parts.data())) return false;
+    kfi_gemm_side of_a = {{a.at(), nullptr}, a.ld}, of_b = {{b.at(), c.at()}, b.ld};
+    kf_i64 a_matrix = a.apart, b_matrix = b.apart;
+    ending e = {p.bias ? bias.at() : nullptr,
+                p.residual && products == 1 ? residual.at() : nullptr,
+                out.at(),
+                p.pre ? pre.at() : nullptr,
+                residual.ld,
+                out.ld,
+                out.apart};
+    void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g, &seams}, *joint_args[] = {&e, &g};
+    const kfi_name name = {"product", ""};
+    const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how, seam_a, seam_b>);
+    kf_result_t result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)),
+                                    kfi_tile_threads(tile), args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
+    if (result == KF_SUCCESS && choice.splits > 1) {
+        const dim3 blocks = kfi_gemm_joint(&g, sizes, of_type<type>::vec);
+        result = kfi_launch(&name, KFI_ADDRESS(joint<type, products>), blocks, KFI_JOIN_THREADS, joint_args, nullptr);
+    }
+    const char *wrong = result == KF_SUCCESS ? nullptr : kf_emu_report();
+    const double unit = sizeof(stored) == 8 ? 1e-15 : sizeof(stored) == 4 ? 1e-6 : type == KFI_OF_BF16 ? 0.00391 : 0.00049;
+    std::vector<bool> covered(out.data.size());
+    int row = 0, col = 0;
+    double got = 0, want = 0;
+    for (int m = 0; !wrong && m < p.matrices; ++m)
+        for (row = 0; !wrong && row < p.rows; ++row)
+            for (col = 0; !wrong && col < p.cols; ++col) {
+                double sums[2] = {}, size[2] = {};
+                for (int k = 0; k < p.depth; ++k) {
+                    double x = number(turned_a ? a(m, k, row) : a(m, row, k));
+                    if (seam_a) x = number(stored((float)(x * 0.5 + (double)shift[k])));
+                    for (int i = 0; i < products; ++i) {
+                        auto &w = i ? c : b;
+                        const double y = number(turned_b ? w(m, k, col) : w(m, col, k)) * (seam_b ? 2 : 1);
+                        sums[i] += x * y;
+                        size[i] += std::fabs(x * y);
+                    }
+                }
+                const double before = sums[0] + (p.bias ? number(bias(0, 0, col)) : 0);
+                want = products > 1 ? before * sums[1] : (before < 0 ? 0 : before) + (e.residual ? number(residual(0, row, col)) : 0);
+                const double about = std::fabs(want) + (products > 1 ? size[0] * size[1] + size[1] * 2 : size[0] + 2);
+                got = number(out(m, row, col));
+                covered[&out(m, row, col) - out.data.data()] = true;
+                if (std::isnan(want) != std::isnan(got)) wrong = "out, NaN";
+                if (!std::isnan(want) &&
+                    !(std::fabs(got - want) <= unit * std::fabs(want) + 3e-7 * (sizeof(stored) == 8 ? 1e-8 : 1) * about))
+                    wrong = "out";
+                if (p.pre && !wrong) {
+                    const double saved = number(pre(m, row, col));
+                    if (std::isnan(before) ? !std::isnan(saved)
+                                           : !(std::fabs(saved - before) <= unit * std::fabs(before) + 3e-7 * (size[0] + 2)))
+                        wrong = "pre", got = saved, want = before;
+                }
+            }
+    for (size_t i = 0; !wrong && i < covered.size(); ++i)
+        if (!covered[i] && (number(out.data[i]) != 77.0 || number(pre.data[i]) != 77.0)) wrong = "something outside of out was written";
+    if (!wrong) return true;
+    std::printf("type %d, tile %d, layout %d, products %d, how %d, seams %d %d: %d x %d x %d, %d matrices, %d splits, order %d, wide %d: "
+                "%s at (%d, %d): %g instead of %g\n",
+                type, tile, layout, products, how, seam_a, seam_b, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order,
+                p.whole, wrong, row - 1, col - 1, got, want);
+    return false;
+}
+
+#define ALL_LAYOUTS(type, tile, products, how, a, b)                                                                                       \
+    run<type, tile, 0, products, how, a, b>, run<type, tile, 1, products, how, a, b>, run<type, tile, 2, products, how, a, b>,             \
+        run<type, tile, 3, products, how, a, b>
+static bool (*const KERNELS[])(const problem &) = {
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LARGE, 1, KFI_WHOLE, 0, 0), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE, 0, 0),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE, 0, 0), ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY, 0, 0),
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY, 0, 0),    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE, 1, 0),
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_ANY, 1, 2),   ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE, 0, 0),
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY, 0, 0),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE, 0, 0),
+    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY, 1, 0),     ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY, 0, 0),
+    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE, 0, 0),  ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY, 1, 2),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY, 1, 0),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY, 0, 0)};
+
+// Choices are right whatever they are; these are what they should be.
+static bool picks()
+{
+    const struct {
+        kfi_gemm_sizes s;
+        int tile, how;
+        bool split;
+    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_LARGE, KFI_WHOLE, false},
+                {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MIDDLE, KFI_ANY, false},
+                {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
+                {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_LEAST, KFI_ANY, false},
+                {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_WIDE, KFI_WHOLE, false},
+                {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, true},
+                {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
+                {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
+    for (const auto &r : rows) {
+        const kfi_gemm_choice c = kfi_gemm_pick(r.s);
+        if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split || c.splits * c.slice < r.s.depth ||
+            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1)) {
+            std::printf("%lld x %lld x %lld takes tile %d by %d, %lld splits of %lld\n", r.s.rows, r.s.cols, r.s.depth, c.tile, c.how,
+                        c.splits, c.slice);
+            return false;
+        }
+    }
+    kfi_gemm_choice one = {}, other = {};
+    kfi_gemm_split(&one, {1, 1024, 4096, 1, 1, 2, true, true, false});
+    kfi_gemm_split(&other, {64, 1024, 4096, 1, 1, 2, true, true, false});
+    return one.splits == other.splits && one.slice == other.slice;
+}
+
+int main(int count, char **words)
+{
+    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = (int)(sizeof KERNELS / sizeof *KERNELS);
+    source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
+    kf_emu_aborts = 0;
+    if (!picks()) return 1;
+    for (int i = 0; i < cases; ++i) {
+        kf_emu_order = (i / kernels + i) % 3;
+        kf_emu_seed = (unsigned long long)i + 1;
+        const bool big = below(4) == 0;
+        problem p = {1 + below(big ? 300 : 130),
+                     1 + below(big ? 300 : 130),
+                     below(9) == 0 ? 0 : 1 + below(big ? 300 : 130),
+                     1 + below(5) / 3,
+                     1 + below(4),
+                     false,
+                     false,
+                     false,
+                     false,
+                     false};
+        p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
+        if (!KERNELS[i % kernels](p)) return 1;
+    }
+    if (kf_emu_conflicts > 0) {
+        std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);
+        return 1;
+    }
+    std::puts("ok");
+    return 0;
+}

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf/core/gemm.cuh under seams written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
+
+import os
+import subprocess
+
+import cases
+import emulator
+import faults
+import pytest
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+MMA, LOAD, SIMT, TILE = (f"kf/core/gemm_{name}.cuh" for name in ("mma", "load", "simt", "tile"))
+WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);( *// %s)"
+# file, text, what stands there instead
+SEEDED = {
+    "a stage is read before it has come": (MMA, WAIT % "of all stages", r"\1"),
+    "a stage is filled while it is read": (MMA, BARRIER % "and nobody", r"\1"),
+    "another lane's rows of a matrix": (MMA, r"step \* 2 \+ lane / 16;", "step * 2 + lane / 16 % 1;"),
+    "another lane's columns of a matrix that is turned": (MMA, r"\(first \+ j \* 16\) / 8 \+ lane / 16 :", "(first + j * 16) / 8 + lane / 8 % 2 :"),
+    "rows of a matrix in the same banks": (LOAD, r"line >> 1 & 3", "line >> 2 & 3"),
+    "rows of a turned matrix in the same banks": (LOAD, r"piece \^ \(line & 7\)", "piece ^ (line & 3)"),
+    "an odd element": (LOAD, r"off & 2u \? 16 : 0", "0"),
+    "a load out of the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
+    "an element behind the depth": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
+    "a seam's values where there is nothing": (LOAD, r"e < left \? values\[e\] : 0\.0f", "values[e]"),
+    "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
+    "a stage of numbers is filled while it is read": (SIMT, BARRIER % "to all", r"\1"),
+    "a warp's rows are overwritten": (TILE, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
+    "the last split left out": (TILE, r"split < g\.splits; \+\+split", "split + 1 < g.splits; ++split"),
+    "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_TILES_DOWN \?", "false ?"),
+}
+RUNS = {"plain": "64", "asan": "64", "tsan": "4"}  # all kernels once; a thread of ThreadSanitizer's costs half a millisecond
+SEVERAL = cases.by_level(1, 5)  # rounds of other sizes
+
+
+def passes(include, work, variant="plain"):
+    """Whether the program, compiled with these headers, finds everything right."""
+    program = work / variant
+    folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
+    subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(emulator.HERE / "gemm_words.cpp"),
+                    str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
+    options = "exitcode=66:detect_leaks=0"
+    environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0", "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
+    fixed = emulator.fixed_addresses() if variant == "tsan" else []
+    for seed in range(1, SEVERAL + 1):
+        done = subprocess.run([*fixed, program, RUNS[variant], str(seed)], capture_output=True, text=True, timeout=600, env=environment)
+        print(done.stdout, done.stderr[:3000])
+        if done.returncode != 0 or done.stdout != "ok\n":
+            return False
+    return True
+
+
+@pytest.mark.parametrize("variant", ["plain", "asan", *cases.by_level([], ["tsan"])])
+def test_products(include, tmp_path, variant):
+    assert passes(include, tmp_path, variant)
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    for file, text, instead in SEEDED.values():
+        faults.plant(include, tmp_path, file, text, instead)
+
+
+@pytest.mark.parametrize("what", faults.some(SEEDED))
+def test_seeded_fault(include, tmp_path, what):
+    broken = faults.plant(include, tmp_path, *SEEDED[what])
+    assert not (passes(broken, tmp_path) and passes(broken, tmp_path, "asan")), f"nobody notices {what}"

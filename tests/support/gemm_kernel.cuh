@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels over kf/core/gemm.cuh with seams written by hand, as generated ones have them: for the emulation's test and for a device's.
+//   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre may be NULL
+//   two of one A     out = (acc0 + bias) * acc1
+// The load seam number 1 makes 0.5 x + shift of A's x, where shift is of the depth; number 2 makes 2 y of B's y.
+#ifndef GEMM_KERNEL_CUH
+#define GEMM_KERNEL_CUH
+
+#include <kf/core/device.cuh>
+#include <kf/core/gemm.cuh>
+
+template <int type> struct of_type;
+template <> struct of_type<KFI_OF_BF16> {
+    typedef kf_bf16 stored;
+    typedef float real;
+    static const int vec = 8;
+};
+template <> struct of_type<KFI_OF_F16> {
+    typedef kf_f16 stored;
+    typedef float real;
+    static const int vec = 8;
+};
+template <> struct of_type<KFI_OF_F32> {
+    typedef float stored;
+    typedef float real;
+    static const int vec = 4;
+};
+template <> struct of_type<KFI_OF_F64> {
+    typedef double stored;
+    typedef double real;
+    static const int vec = 2;
+};
+
+struct ending {
+    const void *bias, *residual;
+    void *out, *pre;
+    kf_i64 residual_ld, out_ld, out_matrix;
+};
+
+#ifdef KFI_DEVICE_PASS
+template <int act, int vec, int turned, class real> KFI_DEVICE void half_and_shift(real *v, const kfi_gemm_seams &s, int depth, int left)
+{
+    for (int e = 0; e < vec; ++e)
+        v[e] = e < left ? v[e] * (real)0.5 + ((const real *)s.p[0])[turned ? depth : depth + e] : kfi_not_a_number(real()); // nobody's
+}
+template <int act, int vec, int turned>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<1>, float *v, const kfi_gemm_seams &s, kf_i64, int, int depth, int left)
+{
+    half_and_shift<act, vec, turned>(v, s, depth, left);
+}
+template <int act, int vec, int turned>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<1>, double *v, const kfi_gemm_seams &s, kf_i64, int, int depth, int left)
+{
+    half_and_shift<act, vec, turned>(v, s, depth, left);
+}
+template <int act, int vec, int turned> KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, float *v, const kfi_gemm_seams &, kf_i64, int, int, int)
+{
+    for (int e = 0; e < vec; ++e) v[e] *= 2;
+}
+template <int act, int vec, int turned> KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, double *v, const kfi_gemm_seams &, kf_i64, int, int, int)
+{
+    for (int e = 0; e < vec; ++e) v[e] *= 2;
+}
+
+template <int type, int products>
+KFI_DEVICE void finish(const typename of_type<type>::real (*acc)[of_type<type>::vec], const kfi_gemm_cell &cell, kf_i64 matrix,
+                       const ending &e)
+{
+    typedef typename of_type<type>::real real;
+    typedef typename of_type<type>::stored stored;
+    constexpr int vec = of_type<type>::vec;
+    real bias[vec] = {}, residual[vec] = {}, pre[vec], out[vec];
+    if (e.bias) kfi_load_left<vec>(bias, (const stored *)e.bias + cell.col, cell.left, cell.whole);
+    if (e.residual) kfi_load_left<vec>(residual, (const stored *)e.residual + cell.row * e.residual_ld + cell.col, cell.left, cell.whole);
+#pragma unroll
+    for (int i = 0; i < vec; ++i) {
+        pre[i] = acc[0][i] + bias[i];
+        out[i] = products > 1 ? pre[i] * acc[products - 1][i] : (pre[i] < 0 ? 0 : pre[i]) + residual[i];
+    }
+    const kf_i64 at = matrix * e.out_matrix + cell.row * e.out_ld + cell.col;
+    if (e.pre) kfi_store_left<vec>((stored *)e.pre + at, pre, cell.left, cell.whole);
+    kfi_store_left<vec>((stored *)e.out + at, out, cell.left, cell.whole);
+}
+#endif
+
+template <int type, int tile, int layout, int products, int how, int seam_a, int seam_b>
+KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
+    product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g, kfi_gemm_seams seams)
+{
+#ifdef KFI_DEVICE_PASS
+    typedef typename of_type<type>::real real;
+    constexpr int vec = of_type<type>::vec, size = sizeof(real);
+    kfi_begin();
+    const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g);
+    a.p[0] = (const char *)a.p[0] + at.matrix * a_matrix * kfi_of_bytes(type);
+    for (int p = 0; p < products; ++p) b.p[p] = (const char *)b.p[p] + at.matrix * b_matrix * kfi_of_bytes(type);
+    real sums[kfi_tile_sums(tile)];
+#pragma unroll
+    for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
+    kfi_gemm_add<type, tile, layout, products, seam_a ? KFI_ANY : how, seam_b ? KFI_ANY : how, seam_a, seam_b, 0>(sums, a, b, at, g, seams);
+    if (g.splits > 1) {
+        kfi_gemm_leave<tile, size, layout, products, vec>(sums, at, g);
+        return;
+    }
+#pragma unroll 1
+    for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
+        kfi_gemm_put<tile, size, layout>(sums, number);
+#pragma unroll 1
+        for (int turn = 0; turn < kfi_gemm_turns<tile, products, vec>(); ++turn) {
+            kfi_gemm_cell cell;
+            if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
+            alignas(16) real acc[products][vec];
+#pragma unroll
+            for (int p = 0; p < products; ++p) kfi_gemm_take<tile, size, products, vec>(acc[p], cell, p);
+            finish<type, products>(acc, cell, at.matrix, e);
+        }
+        __syncwarp();
+    }
+#endif
+}
+
+template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
+{
+#ifdef KFI_DEVICE_PASS
+    typedef typename of_type<type>::real real;
+    constexpr int vec = of_type<type>::vec, size = sizeof(real);
+    kfi_begin();
+    kfi_gemm_cell cell;
+    kf_i64 matrix;
+    if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
+    alignas(16) real acc[products][vec];
+#pragma unroll
+    for (int p = 0; p < products; ++p) kfi_gemm_join<size, products, vec>(acc[p], cell, matrix, p, g);
+    finish<type, products>(acc, cell, matrix, e);
+#endif
+}
+
+#endif
