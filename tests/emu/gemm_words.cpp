@@ -46,11 +46,11 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
 {
     typedef typename of_type<type>::stored stored;
     typedef typename of_type<type>::real real;
-    constexpr bool turned_a = layout & KFI_A_TURNED, turned_b = layout & KFI_B_TURNED;
+    constexpr bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
     const bool whole = how == KFI_WHOLE;
-    matrix<stored> a(turned_a ? p.depth : p.rows, turned_a ? p.rows : p.depth, p.matrices, whole);
-    matrix<stored> b(turned_b ? p.depth : p.cols, turned_b ? p.cols : p.depth, p.matrices, whole);
-    matrix<stored> c(turned_b ? p.depth : p.cols, turned_b ? p.cols : p.depth, p.matrices, whole);
+    matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
+    matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
+    matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
     c.skip = b.skip; // one leading dimension
     c.ld = b.ld, c.apart = b.apart, c.data = b.data;
     for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
@@ -61,7 +61,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     const int bad = p.nan && p.depth > 0 ? below(p.rows) : -1;
     if (bad >= 0) {
         const int k = below(p.depth);
-        (turned_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(NAN);
+        (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(NAN);
     }
     std::vector<real> shift((size_t)(p.depth > 0 ? p.depth : 1));
     for (real &v : shift) v = (real)(below(9) - 4) / 4;
@@ -106,11 +106,11 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
             for (col = 0; !wrong && col < p.cols; ++col) {
                 double sums[2] = {}, size[2] = {};
                 for (int k = 0; k < p.depth; ++k) {
-                    double x = number(turned_a ? a(m, k, row) : a(m, row, k));
+                    double x = number(transposed_a ? a(m, k, row) : a(m, row, k));
                     if (seam_a) x = number(stored((float)(x * 0.5 + (double)shift[k])));
                     for (int i = 0; i < products; ++i) {
                         auto &w = i ? c : b;
-                        const double y = number(turned_b ? w(m, k, col) : w(m, col, k)) * (seam_b ? 2 : 1);
+                        const double y = number(transposed_b ? w(m, k, col) : w(m, col, k)) * (seam_b ? 2 : 1);
                         sums[i] += x * y;
                         size[i] += std::fabs(x * y);
                     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2 bytes, in pieces of 8.
+// kf/core/gemm_load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2 bytes, in chunks of 8.
 //
-// A stage has `lines` lines as memory has them, of 4 pieces (32 of the depth) or, where an operand is turned, of as many as its tile is
-// wide. Pieces are not where they would be in order, so that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of
+// A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand is transposed, of as many as its tile is
+// wide. Chunks are not where they would be in order, so that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of
 // the banks.
 #ifndef KF_CORE_GEMM_LOAD_CUH
 #define KF_CORE_GEMM_LOAD_CUH
@@ -20,67 +20,70 @@ struct kfi_gemm_seams {
 #ifdef KFI_DEVICE_PASS
 
 // A seam is a function of its own number, from 1 on, that a kernel brings along: vec elements of A or B, one after the other along the
-// depth, or (turned) along rows or columns, from (outer, depth) on. Those from `left` on belong to nobody, and become zero behind it.
-template <int act, int vec, int turned> KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, float *, const kfi_gemm_seams &, kf_i64, int, int, int) {}
-
-// Where in its stage a piece is.
-template <int pieces> KFI_DEVICE int kfi_piece_at(int line, int piece)
+// depth, or (transposed) along rows or columns, from (outer, depth) on. Those from `left` on belong to nobody, and become zero behind it.
+template <int act, int vec, int transposed>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, float *, const kfi_gemm_seams &, kf_i64, int, int, int)
 {
-    return line * pieces + (pieces >= 8 ? piece ^ (line & 7) : piece ^ (line >> 1 & 3));
 }
 
-// Lines and pieces of several products stand by turns in a stage, `share` at a time, so that a warp has the same columns of all of them:
+// Where in its stage a chunk is.
+template <int chunks> KFI_DEVICE int kfi_chunk_at(int line, int chunk)
+{
+    return line * chunks + (chunks >= 8 ? chunk ^ (line & 7) : chunk ^ (line >> 1 & 3));
+}
+
+// Lines and chunks of several products stand by turns in a stage, `share` at a time, so that a warp has the same columns of all of them:
 // where number n of one product is.
 template <int products, int share> KFI_DEVICE int kfi_by_turns(int n, int product)
 {
     return products > 1 ? n / share * (share * products) + product * share + n % share : n;
 }
 
-// A thread's way through an operand: of each stage it has one piece of every so many lines.
-struct kfi_gemm_walk {
-    const char *p;      // its first piece of the stage that comes next
+// A thread's way through an operand: of each stage it has one chunk of every so many lines.
+struct kfi_gemm_cursor {
+    const char *p;      // its first chunk of the stage that comes next
     kf_i64 next, apart; // bytes to that of the stage behind it, and to the next line's
     int lines, left;    // from there on: lines, and elements of a line
 };
-template <int tile, int pieces> KFI_DEVICE constexpr int kfi_walk_lines() { return kfi_tile_threads(tile) / pieces; }
-template <int size, int per, int tile, int pieces, int turned>
-KFI_DEVICE kfi_gemm_walk kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end, int begin, int end)
+template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines() { return kfi_tile_threads(tile) / chunks; }
+template <int size, int per, int tile, int chunks, int transposed>
+KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end, int begin, int end)
 {
-    const int line = (int)threadIdx.x / pieces, piece = (int)threadIdx.x % pieces * per;
-    const int outer = first + (turned ? piece : line), depth = begin + (turned ? line : piece);
-    kfi_gemm_walk walk;
-    walk.p = (const char *)p + (turned ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
-    walk.next = (turned ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
-    walk.apart = kfi_walk_lines<tile, pieces>() * ld * size;
-    walk.lines = turned ? end - depth : outer_end - outer;
-    walk.left = turned ? outer_end - outer : end - depth;
-    return walk;
+    const int line = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks * per;
+    const int outer = first + (transposed ? chunk : line), depth = begin + (transposed ? line : chunk);
+    kfi_gemm_cursor cursor;
+    cursor.p = (const char *)p + (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
+    cursor.next = (transposed ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
+    cursor.apart = kfi_cursor_lines<tile, chunks>() * ld * size;
+    cursor.lines = transposed ? end - depth : outer_end - outer;
+    cursor.left = transposed ? outer_end - outer : end - depth;
+    return cursor;
 }
-template <int tile, int turned> KFI_DEVICE void kfi_gemm_go(kfi_gemm_walk &walk)
+template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor &cursor)
 {
-    walk.p += walk.next;
-    if (turned)
-        walk.lines -= kfi_tile_depth(tile);
+    cursor.p += cursor.next;
+    if (transposed)
+        cursor.lines -= kfi_tile_depth(tile);
     else
-        walk.left -= kfi_tile_depth(tile);
+        cursor.left -= kfi_tile_depth(tile);
 }
-// How many elements of a piece there are, of the i-th line of the thread.
-template <int tile, int pieces, int per> KFI_DEVICE int kfi_walk_left(const kfi_gemm_walk &walk, int i)
+// How many elements of a chunk there are, of the i-th line of the thread.
+template <int tile, int chunks, int per> KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
 {
-    return walk.lines <= i * kfi_walk_lines<tile, pieces>() || walk.left <= 0 ? 0 : walk.left < per ? walk.left : per;
+    return cursor.lines <= i * kfi_cursor_lines<tile, chunks>() || cursor.left <= 0 ? 0 : cursor.left < per ? cursor.left : per;
 }
 
-// ---- by copies of 16 bytes. lines and pieces: of one product.
-template <int tile, int lines, int pieces, int products, int share, int turned>
-KFI_DEVICE void kfi_stage_whole(char *stage, const kfi_gemm_walk &walk, int product)
+// ---- by copies of 16 bytes. lines and chunks: of one product.
+template <int tile, int lines, int chunks, int products, int share, int transposed>
+KFI_DEVICE void kfi_stage_whole(char *stage, const kfi_gemm_cursor &cursor, int product)
 {
-    constexpr int all = turned ? pieces * products : pieces; // of a line in the stage
+    constexpr int all = transposed ? chunks * products : chunks; // of a line in the stage
 #pragma unroll
-    for (int i = 0; i < lines / kfi_walk_lines<tile, pieces>(); ++i) {
-        const int l = (int)threadIdx.x / pieces + i * kfi_walk_lines<tile, pieces>(), piece = (int)threadIdx.x % pieces;
-        const int at = turned ? kfi_piece_at<all>(l, kfi_by_turns<products, share / 8>(piece, product))
-                              : kfi_piece_at<all>(kfi_by_turns<products, share>(l, product), piece);
-        kfi_fetch_some<16>(stage + 16 * at, walk.p + i * walk.apart, 2 * kfi_walk_left<tile, pieces, 8>(walk, i));
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks;
+        const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                                  : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        kfi_fetch_some<16>(stage + 16 * at, cursor.p + i * cursor.apart, 2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
     }
 }
 
@@ -94,18 +97,18 @@ KFI_DEVICE kfi_gemm_span kfi_gemm_span_of(const void *p, kf_i64 ld, int lines, i
     const kfi_gemm_span span = {(const char *)p, (const char *)p + ((kf_i64)(lines - 1) * ld + length) * 2};
     return span;
 }
-KFI_DEVICE bool kfi_piece_inside(const char *p, const kfi_gemm_span &span)
+KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
 {
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
     return p - off >= span.begin && p - off + (off ? 32 : 16) <= span.end;
 }
-KFI_DEVICE void kfi_piece_peek(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
+KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
 #pragma unroll
     for (int i = 0; i < 8; ++i) w[i] = 0;
     if (left == 0) return;
-    if (kfi_piece_inside(p, span)) {
+    if (kfi_chunk_inside(p, span)) {
         kfi_copy<16>(w, p - off);
         if (off) kfi_copy<16>(w + 4, p - off + 16);
     } else {
@@ -115,9 +118,9 @@ KFI_DEVICE void kfi_piece_peek(unsigned *w, const char *p, int left, const kfi_g
     }
 }
 // Its 8 elements to the front, and zero behind its end.
-KFI_DEVICE void kfi_piece_settle(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
+KFI_DEVICE void kfi_chunk_write(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
-    if (kfi_piece_inside(p, span)) {
+    if (kfi_chunk_inside(p, span)) {
         const unsigned off = (unsigned)(unsigned long long)p & 15u;
 #pragma unroll
         for (int i = 0; i < 6; ++i) w[i] = off & 8u ? w[i + 2] : w[i];
@@ -132,14 +135,14 @@ KFI_DEVICE void kfi_piece_settle(unsigned *w, const char *p, int left, const kfi
         w[i] = own >= 2 ? w[i] : own == 1 ? w[i] & 0xffffu : 0;
     }
 }
-template <int type> KFI_DEVICE void kfi_piece_unpack(float *values, const unsigned *w)
+template <int type> KFI_DEVICE void kfi_chunk_unpack(float *values, const unsigned *w)
 {
     if (type == KFI_OF_BF16)
         kfi_unpack_bf16<8>(values, (const kf_bf16 *)w);
     else
         kfi_unpack_f16<8>(values, (const kf_f16 *)w);
 }
-template <int type> KFI_DEVICE void kfi_piece_pack(unsigned *w, const float *values)
+template <int type> KFI_DEVICE void kfi_chunk_pack(unsigned *w, const float *values)
 {
     if (type == KFI_OF_BF16)
         kfi_pack_bf16<8>((kf_bf16 *)w, values);
@@ -147,34 +150,34 @@ template <int type> KFI_DEVICE void kfi_piece_pack(unsigned *w, const float *val
         kfi_pack_f16<8>((kf_f16 *)w, values);
 }
 
-template <int tile, int lines, int pieces>
-KFI_DEVICE void kfi_stage_peek(unsigned (*w)[8], const kfi_gemm_walk &walk, const kfi_gemm_span &span)
+template <int tile, int lines, int chunks>
+KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span)
 {
 #pragma unroll
-    for (int i = 0; i < lines / kfi_walk_lines<tile, pieces>(); ++i)
-        kfi_piece_peek(w[i], walk.p + i * walk.apart, kfi_walk_left<tile, pieces, 8>(walk, i), span);
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i)
+        kfi_chunk_load(w[i], cursor.p + i * cursor.apart, kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
 }
 // outer, depth: where the stage begins.
-template <int type, int tile, int lines, int pieces, int products, int share, int turned, int seam, int act>
-KFI_DEVICE void kfi_stage_settle(char *stage, unsigned (*w)[8], const kfi_gemm_walk &walk, const kfi_gemm_span &span, int product,
-                                 const kfi_gemm_seams &seams, kf_i64 matrix, int outer, int depth)
+template <int type, int tile, int lines, int chunks, int products, int share, int transposed, int seam, int act>
+KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span, int product,
+                                const kfi_gemm_seams &seams, kf_i64 matrix, int outer, int depth)
 {
-    constexpr int all = turned ? pieces * products : pieces;
+    constexpr int all = transposed ? chunks * products : chunks;
 #pragma unroll
-    for (int i = 0; i < lines / kfi_walk_lines<tile, pieces>(); ++i) {
-        const int l = (int)threadIdx.x / pieces + i * kfi_walk_lines<tile, pieces>(), piece = (int)threadIdx.x % pieces;
-        const int at = turned ? kfi_piece_at<all>(l, kfi_by_turns<products, share / 8>(piece, product))
-                              : kfi_piece_at<all>(kfi_by_turns<products, share>(l, product), piece);
-        const int left = kfi_walk_left<tile, pieces, 8>(walk, i);
-        kfi_piece_settle(w[i], walk.p + i * walk.apart, left, span);
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks;
+        const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                                  : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        const int left = kfi_cursor_left<tile, chunks, 8>(cursor, i);
+        kfi_chunk_write(w[i], cursor.p + i * cursor.apart, left, span);
         if (seam > 0 && left > 0) {
             float values[8];
-            kfi_piece_unpack<type>(values, w[i]);
-            kfi_gemm_seam<act, 8, turned>(kfi_tag<seam>(), values, seams, matrix, outer + (turned ? 8 * piece : l),
-                                          depth + (turned ? l : 8 * piece), left);
+            kfi_chunk_unpack<type>(values, w[i]);
+            kfi_gemm_seam<act, 8, transposed>(kfi_tag<seam>(), values, seams, matrix, outer + (transposed ? 8 * chunk : l),
+                                              depth + (transposed ? l : 8 * chunk), left);
 #pragma unroll
             for (int e = 0; e < 8; ++e) values[e] = e < left ? values[e] : 0.0f;
-            kfi_piece_pack<type>(w[i], values);
+            kfi_chunk_pack<type>(w[i], values);
         }
         kfi_copy<16>(stage + 16 * at, w[i]);
     }

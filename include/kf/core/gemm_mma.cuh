@@ -12,24 +12,24 @@
 // 16 of the depth of a warp's rows, and of its columns, from a stage.
 template <int tile, int layout> KFI_DEVICE void kfi_mma_rows(unsigned (*a)[4], const char *stage, int step)
 {
-    constexpr int pieces = layout & KFI_A_TURNED ? kfi_tile_rows(tile) / 8 : 4;
+    constexpr int chunks = layout & KFI_A_TRANSPOSED ? kfi_tile_rows(tile) / 8 : 4;
     const int lane = threadIdx.x % 32, first = (int)threadIdx.x / 32 / kfi_tile_across(tile) * kfi_warp_rows(tile);
 #pragma unroll
     for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i) {
-        const int line = layout & KFI_A_TURNED ? step * 16 + lane % 8 + lane / 16 * 8 : first + i * 16 + lane % 16;
-        const int piece = layout & KFI_A_TURNED ? (first + i * 16) / 8 + lane / 8 % 2 : step * 2 + lane / 16;
-        kfi_matrices<layout & KFI_A_TURNED ? 1 : 0>(a[i], stage + 16 * kfi_piece_at<pieces>(line, piece));
+        const int line = layout & KFI_A_TRANSPOSED ? step * 16 + lane % 8 + lane / 16 * 8 : first + i * 16 + lane % 16;
+        const int chunk = layout & KFI_A_TRANSPOSED ? (first + i * 16) / 8 + lane / 8 % 2 : step * 2 + lane / 16;
+        kfi_matrices<layout & KFI_A_TRANSPOSED ? 1 : 0>(a[i], stage + 16 * kfi_chunk_at<chunks>(line, chunk));
     }
 }
 template <int tile, int layout> KFI_DEVICE void kfi_mma_cols(unsigned (*b)[4], const char *stage, int step)
 {
-    constexpr int pieces = layout & KFI_B_TURNED ? kfi_tile_cols(tile) / 8 : 4;
+    constexpr int chunks = layout & KFI_B_TRANSPOSED ? kfi_tile_cols(tile) / 8 : 4;
     const int lane = threadIdx.x % 32, first = (int)threadIdx.x / 32 % kfi_tile_across(tile) * kfi_warp_cols(tile);
 #pragma unroll
     for (int j = 0; j < kfi_warp_cols(tile) / 16; ++j) {
-        const int line = layout & KFI_B_TURNED ? step * 16 + lane % 16 : first + j * 16 + lane % 8 + lane / 16 * 8;
-        const int piece = layout & KFI_B_TURNED ? (first + j * 16) / 8 + lane / 16 : step * 2 + lane / 8 % 2;
-        kfi_matrices<layout & KFI_B_TURNED ? 1 : 0>(b[j], stage + 16 * kfi_piece_at<pieces>(line, piece));
+        const int line = layout & KFI_B_TRANSPOSED ? step * 16 + lane % 16 : first + j * 16 + lane % 8 + lane / 16 * 8;
+        const int chunk = layout & KFI_B_TRANSPOSED ? (first + j * 16) / 8 + lane / 16 : step * 2 + lane / 8 % 2;
+        kfi_matrices<layout & KFI_B_TRANSPOSED ? 1 : 0>(b[j], stage + 16 * kfi_chunk_at<chunks>(line, chunk));
     }
 }
 template <int type, int tile> KFI_DEVICE void kfi_mma_all(float *sums, unsigned (*a)[4], unsigned (*b)[4])
@@ -48,63 +48,66 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
 {
     static_assert((how_a == KFI_ANY || seam_a == 0) && (how_b == KFI_ANY || seam_b == 0), "kf: what has a seam comes by way of registers");
     constexpr int stages = kfi_tile_stages(tile), depth = kfi_tile_depth(tile), rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
-    constexpr int turned_a = layout & KFI_A_TURNED ? 1 : 0, turned_b = layout & KFI_B_TURNED ? 1 : 0,
+    constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;
-    constexpr int lines_a = turned_a ? depth : rows, pieces_a = turned_a ? rows / 8 : depth / 8;
-    constexpr int lines_b = turned_b ? depth : cols / products, pieces_b = turned_b ? cols / products / 8 : depth / 8; // of a product
+    constexpr int lines_a = transposed_a ? depth : rows, chunks_a = transposed_a ? rows / 8 : depth / 8;
+    constexpr int lines_b = transposed_b ? depth : cols / products,
+                  chunks_b = transposed_b ? cols / products / 8 : depth / 8; // of a product
     constexpr int bytes_a = rows * depth * 2, bytes = (rows + cols) * depth * 2;
     constexpr bool ahead = how_a == KFI_WHOLE && how_b == KFI_WHOLE;
     static_assert(depth == 32, "kf: a stage is two steps of mma.sync");
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + depth - 1) / depth;
-    kfi_gemm_walk walk_a = kfi_gemm_begin<2, 8, tile, pieces_a, turned_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end), walk_b[products];
-    kfi_gemm_span span_a = kfi_gemm_span_of(a.p[0], a.ld, turned_a ? g.depth : g.rows, turned_a ? g.rows : g.depth), span_b[products];
+    kfi_gemm_cursor cursor_a = kfi_gemm_begin<2, 8, tile, chunks_a, transposed_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end),
+                    cursor_b[products];
+    kfi_gemm_span span_a = kfi_gemm_span_of(a.p[0], a.ld, transposed_a ? g.depth : g.rows, transposed_a ? g.rows : g.depth),
+                  span_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p) {
-        walk_b[p] = kfi_gemm_begin<2, 8, tile, pieces_b, turned_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
-        span_b[p] = kfi_gemm_span_of(b.p[p], b.ld, turned_b ? g.depth : g.cols, turned_b ? g.cols : g.depth);
+        cursor_b[p] = kfi_gemm_begin<2, 8, tile, chunks_b, transposed_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
+        span_b[p] = kfi_gemm_span_of(b.p[p], b.ld, transposed_b ? g.depth : g.cols, transposed_b ? g.cols : g.depth);
     }
-    unsigned held_a[how_a == KFI_ANY ? lines_a / kfi_walk_lines<tile, pieces_a>() : 1][8];
-    unsigned held_b[products][how_b == KFI_ANY ? lines_b / kfi_walk_lines<tile, pieces_b>() : 1][8];
+    unsigned ahead_a[how_a == KFI_ANY ? lines_a / kfi_cursor_lines<tile, chunks_a>() : 1][8];
+    unsigned ahead_b[products][how_b == KFI_ANY ? lines_b / kfi_cursor_lines<tile, chunks_b>() : 1][8];
     unsigned part_a[ahead ? 2 : 1][kfi_warp_rows(tile) / 16][4], part_b[ahead ? 2 : 1][kfi_warp_cols(tile) / 16][4];
     // Stages come one after the other: each of these is done once for each, in this order.
 #define KFI_STAGE(n) shared + (n) % stages *bytes
 #define KFI_FETCH(n)                                                                                                                       \
     if (how_a == KFI_WHOLE && (n) < count) {                                                                                               \
-        kfi_stage_whole<tile, lines_a, pieces_a, 1, rows, turned_a>(KFI_STAGE(n), walk_a, 0);                                              \
-        kfi_gemm_go<tile, turned_a>(walk_a);                                                                                               \
+        kfi_stage_whole<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), cursor_a, 0);                                        \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }                                                                                                                                      \
     _Pragma("unroll") for (int p = 0; how_b == KFI_WHOLE && p < products && (n) < count; ++p)                                              \
     {                                                                                                                                      \
-        kfi_stage_whole<tile, lines_b, pieces_b, products, share, turned_b>(KFI_STAGE(n) + bytes_a, walk_b[p], p);                         \
-        kfi_gemm_go<tile, turned_b>(walk_b[p]);                                                                                            \
+        kfi_stage_whole<tile, lines_b, chunks_b, products, share, transposed_b>(KFI_STAGE(n) + bytes_a, cursor_b[p], p);                   \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }                                                                                                                                      \
     kfi_fetch_commit()
-#define KFI_PEEK_A(n)                                                                                                                      \
-    if (how_a == KFI_ANY && (n) < count) kfi_stage_peek<tile, lines_a, pieces_a>(held_a, walk_a, span_a)
-#define KFI_SETTLE_A(n)                                                                                                                    \
+#define KFI_LOAD_A(n)                                                                                                                      \
+    if (how_a == KFI_ANY && (n) < count) kfi_stage_load<tile, lines_a, chunks_a>(ahead_a, cursor_a, span_a)
+#define KFI_WRITE_A(n)                                                                                                                     \
     if (how_a == KFI_ANY && (n) < count) {                                                                                                 \
-        kfi_stage_settle<type, tile, lines_a, pieces_a, 1, rows, turned_a, seam_a, act>(KFI_STAGE(n), held_a, walk_a, span_a, 0, seams,    \
-                                                                                        at.matrix, at.row, at.begin + (n) * depth);        \
-        kfi_gemm_go<tile, turned_a>(walk_a);                                                                                               \
+        kfi_stage_write<type, tile, lines_a, chunks_a, 1, rows, transposed_a, seam_a, act>(                                                \
+            KFI_STAGE(n), ahead_a, cursor_a, span_a, 0, seams, at.matrix, at.row, at.begin + (n) * depth);                                 \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }
-#define KFI_PEEK_B(n)                                                                                                                      \
+#define KFI_LOAD_B(n)                                                                                                                      \
     _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
-        kfi_stage_peek<tile, lines_b, pieces_b>(held_b[p], walk_b[p], span_b[p])
-#define KFI_SETTLE_B(n)                                                                                                                    \
+        kfi_stage_load<tile, lines_b, chunks_b>(ahead_b[p], cursor_b[p], span_b[p])
+#define KFI_WRITE_B(n)                                                                                                                     \
     _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
     {                                                                                                                                      \
-        kfi_stage_settle<type, tile, lines_b, pieces_b, products, share, turned_b, seam_b, act>(                                           \
-            KFI_STAGE(n) + bytes_a, held_b[p], walk_b[p], span_b[p], p, seams, at.matrix, at.col, at.begin + (n) * depth);                 \
-        kfi_gemm_go<tile, turned_b>(walk_b[p]);                                                                                            \
+        kfi_stage_write<type, tile, lines_b, chunks_b, products, share, transposed_b, seam_b, act>(                                        \
+            KFI_STAGE(n) + bytes_a, ahead_b[p], cursor_b[p], span_b[p], p, seams, at.matrix, at.col, at.begin + (n) * depth);              \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }
 #pragma unroll
     for (int n = 0; n < stages - 1; ++n) {
         KFI_FETCH(n);
-        KFI_PEEK_A(n);
-        KFI_SETTLE_A(n)
-        KFI_PEEK_B(n);
-        KFI_SETTLE_B(n)
+        KFI_LOAD_A(n);
+        KFI_WRITE_A(n)
+        KFI_LOAD_B(n);
+        KFI_WRITE_B(n)
     }
     kfi_fetch_wait<stages - 2>();
     __syncthreads();
@@ -119,10 +122,10 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
         kfi_mma_rows<tile, layout>(part_a[ahead], stage, ahead);
         kfi_mma_cols<tile, layout>(part_b[ahead], stage + bytes_a, ahead);
         KFI_FETCH(later);
-        KFI_PEEK_A(later);
+        KFI_LOAD_A(later);
         kfi_mma_all<type, tile>(sums, part_a[0], part_b[0]);
-        KFI_SETTLE_A(later)
-        KFI_PEEK_B(later);
+        KFI_WRITE_A(later)
+        KFI_LOAD_B(later);
         if (!ahead) {
             kfi_mma_rows<tile, layout>(part_a[0], stage, 1);
             kfi_mma_cols<tile, layout>(part_b[0], stage + bytes_a, 1);
@@ -134,14 +137,14 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
             kfi_mma_cols<tile, layout>(part_b[0], next + bytes_a, 0);
         }
         kfi_mma_all<type, tile>(sums, part_a[ahead], part_b[ahead]);
-        KFI_SETTLE_B(later)
+        KFI_WRITE_B(later)
     }
 #undef KFI_STAGE
 #undef KFI_FETCH
-#undef KFI_PEEK_A
-#undef KFI_PEEK_B
-#undef KFI_SETTLE_A
-#undef KFI_SETTLE_B
+#undef KFI_LOAD_A
+#undef KFI_LOAD_B
+#undef KFI_WRITE_A
+#undef KFI_WRITE_B
 }
 #endif
 

@@ -83,10 +83,9 @@ KF_FN KFI_SMALL unsigned kfi_gemm_shared(int tile, int bytes, int layout)
 {
     const int number = bytes == 8 ? 8 : 4, rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile), depth = kfi_tile_depth(tile);
     const int line = depth + 16 / number; // without mma.sync, along the depth
-    const int stage =
-        kfi_tile_mma(tile)
-            ? (rows + cols) * depth * 2
-            : number * ((layout & KFI_A_TURNED ? rows * depth : rows * line) + (layout & KFI_B_TURNED ? cols * depth : cols * line));
+    const int stage = kfi_tile_mma(tile) ? (rows + cols) * depth * 2
+                                         : number * ((layout & KFI_A_TRANSPOSED ? rows * depth : rows * line) +
+                                                     (layout & KFI_B_TRANSPOSED ? cols * depth : cols * line));
     const int stages = kfi_tile_stages(tile) * stage, put = kfi_tile_threads(tile) / 32 * 16 * kfi_put_pitch(tile) * number;
     return (unsigned)(stages > put ? stages : put);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/gemm_simt.cuh: the sums of a tile without mma.sync: of floats and doubles; and, on devices before sm_80, of elements of 2
 // bytes, which become floats on the way. A lane has 8 rows and 8 or 4 columns. Three stages of 16 of the depth lie in shared memory as they
-// lie in memory: a lane reads 16 bytes at a time, along the depth or (turned) across it.
+// lie in memory: a lane reads 16 bytes at a time, along the depth or (transposed) across it.
 #ifndef KF_CORE_GEMM_SIMT_CUH
 #define KF_CORE_GEMM_SIMT_CUH
 
@@ -9,7 +9,8 @@
 
 #ifdef KFI_DEVICE_PASS
 
-template <int act, int vec, int turned> KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, double *, const kfi_gemm_seams &, kf_i64, int, int, int)
+template <int act, int vec, int transposed>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, double *, const kfi_gemm_seams &, kf_i64, int, int, int)
 {
 }
 
@@ -19,7 +20,7 @@ KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F32>, float *d, const char *p) { 
 KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F64>, double *d, const char *p) { kfi_copy<8>(d, p); }
 
 // Numbers from a line of a stage to the next. Lines along the depth are 16 bytes longer, so that 8 of them begin in different banks.
-KFI_BOTH constexpr int kfi_simt_pitch(int outer, int size, int turned) { return turned ? outer : 16 + 16 / size; }
+KFI_BOTH constexpr int kfi_simt_pitch(int outer, int size, int transposed) { return transposed ? outer : 16 + 16 / size; }
 
 // Elements that are copied at a time.
 KFI_BOTH constexpr int kfi_simt_per(int type, int how, int seam)
@@ -27,26 +28,27 @@ KFI_BOTH constexpr int kfi_simt_per(int type, int how, int seam)
     return how == KFI_WHOLE && seam == 0 && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1;
 }
 // A stage of one product, of which the tile has `outer` rows or columns. row, depth: where it begins.
-template <int type, int tile, int outer, int products, int share, int turned, int how, int seam, int act>
-KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_walk &walk, int product, const kfi_gemm_seams &seams, kf_i64 matrix, int row,
+template <int type, int tile, int outer, int products, int share, int transposed, int how, int seam, int act>
+KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int product, const kfi_gemm_seams &seams, kf_i64 matrix, int row,
                                int depth)
 {
     constexpr int size = kfi_of_real(type), stored = kfi_of_bytes(type), per = kfi_simt_per(type, how, seam);
-    constexpr int lines = turned ? 16 : outer, pieces = (turned ? outer : 16) / per, pitch = kfi_simt_pitch(outer * products, size, turned);
+    constexpr int lines = transposed ? 16 : outer, chunks = (transposed ? outer : 16) / per,
+                  pitch = kfi_simt_pitch(outer * products, size, transposed);
 #pragma unroll
-    for (int i = 0; i < lines / kfi_walk_lines<tile, pieces>(); ++i) {
-        const int line = (int)threadIdx.x / pieces + i * kfi_walk_lines<tile, pieces>(), piece = (int)threadIdx.x % pieces * per;
-        const int at = turned ? line * pitch + kfi_by_turns<products, share>(piece, product)
-                              : kfi_by_turns<products, share>(line, product) * pitch + piece;
-        const int left = kfi_walk_left<tile, pieces, per>(walk, i);
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int line = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks * per;
+        const int at = transposed ? line * pitch + kfi_by_turns<products, share>(chunk, product)
+                                  : kfi_by_turns<products, share>(line, product) * pitch + chunk;
+        const int left = kfi_cursor_left<tile, chunks, per>(cursor, i);
         if (stored == size && seam == 0) {
-            kfi_fetch_some<per * size>(stage + at * size, walk.p + i * walk.apart, left * size);
+            kfi_fetch_some<per * size>(stage + at * size, cursor.p + i * cursor.apart, left * size);
         } else {
             typename kfi_real<size>::type value = 0;
             if (left > 0) {
-                kfi_gemm_number(kfi_tag<type>(), &value, walk.p + i * walk.apart);
-                kfi_gemm_seam<act, 1, turned>(kfi_tag<seam>(), &value, seams, matrix, row + (turned ? piece : line),
-                                              depth + (turned ? line : piece), left);
+                kfi_gemm_number(kfi_tag<type>(), &value, cursor.p + i * cursor.apart);
+                kfi_gemm_seam<act, 1, transposed>(kfi_tag<seam>(), &value, seams, matrix, row + (transposed ? chunk : line),
+                                                  depth + (transposed ? line : chunk), left);
             }
             kfi_copy<size>(stage + at * size, &value);
         }
@@ -61,16 +63,16 @@ template <int tile, int size, int layout>
 KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *stage_a, const char *stage_b, int k)
 {
     typedef typename kfi_real<size>::type real;
-    constexpr int per = 16 / size, cols = kfi_warp_cols(tile) / 8, turned_a = layout & KFI_A_TURNED ? 1 : 0,
-                  turned_b = layout & KFI_B_TURNED ? 1 : 0;
-    constexpr int pitch_a = kfi_simt_pitch(kfi_tile_rows(tile), size, turned_a),
-                  pitch_b = kfi_simt_pitch(kfi_tile_cols(tile), size, turned_b);
-    constexpr int beside_a = turned_a ? per : 1, beside_b = turned_b ? per : 1;
+    constexpr int per = 16 / size, cols = kfi_warp_cols(tile) / 8, transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
+                  transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
+    constexpr int pitch_a = kfi_simt_pitch(kfi_tile_rows(tile), size, transposed_a),
+                  pitch_b = kfi_simt_pitch(kfi_tile_cols(tile), size, transposed_b);
+    constexpr int beside_a = transposed_a ? per : 1, beside_b = transposed_b ? per : 1;
     const real *const rows = (const real *)stage_a, *const columns = (const real *)stage_b;
     const int warp = (int)threadIdx.x / 32, row = warp / kfi_tile_across(tile) * 32,
               col = warp % kfi_tile_across(tile) * kfi_warp_cols(tile);
     alignas(16) real a[8][per], b[per];
-    if (turned_a) {
+    if (transposed_a) {
 #pragma unroll
         for (int e = 0; e < per; ++e)
 #pragma unroll
@@ -83,7 +85,7 @@ KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *s
 #pragma unroll
         for (int i = 0; i < 8; ++i) kfi_copy<16>(a[i], rows + (row + kfi_lane_row<beside_a>(i)) * pitch_a + k);
     }
-    if (turned_b) {
+    if (transposed_b) {
 #pragma unroll
         for (int e = 0; e < per; ++e)
 #pragma unroll
@@ -112,30 +114,30 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums, 
                               const kfi_gemm_at &at, const kfi_gemm &g, const kfi_gemm_seams &seams)
 {
     constexpr int size = kfi_of_real(type), stages = kfi_tile_stages(tile), rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
-    constexpr int turned_a = layout & KFI_A_TURNED ? 1 : 0, turned_b = layout & KFI_B_TURNED ? 1 : 0,
+    constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;
-    constexpr int bytes_a = (turned_a ? 16 : rows) * kfi_simt_pitch(rows, size, turned_a) * size;
-    constexpr int bytes = bytes_a + (turned_b ? 16 : cols) * kfi_simt_pitch(cols, size, turned_b) * size;
+    constexpr int bytes_a = (transposed_a ? 16 : rows) * kfi_simt_pitch(rows, size, transposed_a) * size;
+    constexpr int bytes = bytes_a + (transposed_b ? 16 : cols) * kfi_simt_pitch(cols, size, transposed_b) * size;
     constexpr int stored = kfi_of_bytes(type), per_a = kfi_simt_per(type, how_a, seam_a), per_b = kfi_simt_per(type, how_b, seam_b);
-    constexpr int pieces_a = (turned_a ? rows : 16) / per_a, pieces_b = (turned_b ? cols / products : 16) / per_b;
+    constexpr int chunks_a = (transposed_a ? rows : 16) / per_a, chunks_b = (transposed_b ? cols / products : 16) / per_b;
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + 15) / 16;
-    kfi_gemm_walk walk_a = kfi_gemm_begin<stored, per_a, tile, pieces_a, turned_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end),
-                  walk_b[products];
+    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end),
+                    cursor_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        walk_b[p] = kfi_gemm_begin<stored, per_b, tile, pieces_b, turned_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
+        cursor_b[p] = kfi_gemm_begin<stored, per_b, tile, chunks_b, transposed_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
 #define KFI_FETCH(n)                                                                                                                       \
     if ((n) < count) {                                                                                                                     \
         char *const to = shared + (n) % stages * bytes;                                                                                    \
         const int from = at.begin + (n) * 16;                                                                                              \
-        kfi_simt_stage<type, tile, rows, 1, rows, turned_a, how_a, seam_a, act>(to, walk_a, 0, seams, at.matrix, at.row, from);            \
-        kfi_gemm_go<tile, turned_a>(walk_a);                                                                                               \
+        kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how_a, seam_a, act>(to, cursor_a, 0, seams, at.matrix, at.row, from);      \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
         _Pragma("unroll") for (int p = 0; p < products; ++p)                                                                               \
         {                                                                                                                                  \
-            kfi_simt_stage<type, tile, cols / products, products, share, turned_b, how_b, seam_b, act>(to + bytes_a, walk_b[p], p, seams,  \
-                                                                                                       at.matrix, at.col, from);           \
-            kfi_gemm_go<tile, turned_b>(walk_b[p]);                                                                                        \
+            kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how_b, seam_b, act>(                                \
+                to + bytes_a, cursor_b[p], p, seams, at.matrix, at.col, from);                                                             \
+            kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                  \
         }                                                                                                                                  \
     }                                                                                                                                      \
     kfi_fetch_commit()

@@ -25,7 +25,7 @@ KFI_BOTH constexpr int kfi_tile_threads(int tile) { return kfi_tile_down(tile) *
 KFI_BOTH constexpr int kfi_tile_blocks(int tile)
 {
     return tile == KFI_TILE_LARGE ? 1 : tile == KFI_TILE_LEAST ? 3 : 2;
-}                                                                                        // of an SM, at least
+} // of an SM, at least
 KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; } // of a stage
 KFI_BOTH constexpr int kfi_tile_stages(int tile) { return kfi_tile_mma(tile) ? 4 : 3; }
 KFI_BOTH constexpr int kfi_tile_sums(int tile) { return kfi_warp_rows(tile) * kfi_warp_cols(tile) / 32; } // of a thread
@@ -35,8 +35,8 @@ KFI_BOTH constexpr int kfi_of_bytes(int type) { return type == KFI_OF_F64 ? 8 : 
 KFI_BOTH constexpr int kfi_of_real(int type) { return type == KFI_OF_F64 ? 8 : 4; }
 
 // Which way the operands lie in memory: A as [rows, depth] and B as [cols, depth] (nt), unless these say otherwise.
-#define KFI_A_TURNED 1 // [depth, rows]
-#define KFI_B_TURNED 2 // [depth, cols]
+#define KFI_A_TRANSPOSED 1 // [depth, rows]
+#define KFI_B_TRANSPOSED 2 // [depth, cols]
 
 // How a tile of an operand comes to shared memory: by copies of 16 bytes behind the threads' backs, of which lines must be multiples; or
 // by way of registers, from any address. What is loaded through a seam comes by way of registers.
@@ -142,7 +142,7 @@ template <int tile, int size, int layout> KFI_DEVICE void kfi_gemm_put(const typ
                 kfi_copy<2 * size>(to + (g + 8) * pitch + c * 8 + t, s + 2);
             }
         } else {
-            constexpr int a = layout & KFI_A_TURNED ? 16 / size : 1, b = layout & KFI_B_TURNED ? 16 / size : 1;
+            constexpr int a = layout & KFI_A_TRANSPOSED ? 16 / size : 1, b = layout & KFI_B_TRANSPOSED ? 16 / size : 1;
 #pragma unroll
             for (int i = 4 * n; i < 4 * n + 4; ++i)
 #pragma unroll
