@@ -45,7 +45,7 @@ template <class T> struct matrix {
 template <int type, int tile, int layout, int products, int how, int seam_a, int seam_b> static bool run(const problem &p)
 {
     typedef typename of_type<type>::stored stored;
-    typedef typename of_type<type>::real real;
+    typedef typename kfi_real<kfi_of_real(type)>::type real;
     constexpr bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
     const bool whole = how == KFI_WHOLE;
     matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
@@ -93,7 +93,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     kf_result_t result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)),
                                     kfi_tile_threads(tile), args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
     if (result == KF_SUCCESS && choice.splits > 1) {
-        const dim3 blocks = kfi_gemm_joint(&g, sizes, of_type<type>::vec);
+        const dim3 blocks = kfi_gemm_joint(&g, sizes, vector_of(type));
         result = kfi_launch(&name, KFI_ADDRESS(joint<type, products>), blocks, KFI_JOIN_THREADS, joint_args, nullptr);
     }
     const char *wrong = result == KF_SUCCESS ? nullptr : kf_emu_report();
@@ -172,7 +172,7 @@ static bool picks()
     for (const auto &r : rows) {
         const kfi_gemm_choice c = kfi_gemm_pick(r.s);
         if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split || c.splits * c.slice < r.s.depth ||
-            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1)) {
+            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1) || (kfi_gemm_workspace(r.s) > 0) != r.split) {
             std::printf("%lld x %lld x %lld takes tile %d by %d, %lld splits of %lld\n", r.s.rows, r.s.cols, r.s.depth, c.tile, c.how,
                         c.splits, c.slice);
             return false;
@@ -181,7 +181,9 @@ static bool picks()
     kfi_gemm_choice one = {}, other = {};
     kfi_gemm_split(&one, {1, 1024, 4096, 1, 1, 2, true, true, false});
     kfi_gemm_split(&other, {64, 1024, 4096, 1, 1, 2, true, true, false});
-    return one.splits == other.splits && one.slice == other.slice;
+    const kfi_gemm_sizes odd = {64, 1021, 4096, 1, 2, 2, true, true, false}; // rows of partial sums are 1,024 floats
+    return one.splits == other.splits && one.slice == other.slice &&
+           kfi_gemm_workspace(odd) == (size_t)kfi_gemm_pick(odd).splits * 2 * 64 * 1024 * 4 && kfi_gemm_pick(odd).splits > 1;
 }
 
 int main(int count, char **words)

@@ -12,24 +12,17 @@
 template <int type> struct of_type;
 template <> struct of_type<KFI_OF_BF16> {
     typedef kf_bf16 stored;
-    typedef float real;
-    static const int vec = 8;
 };
 template <> struct of_type<KFI_OF_F16> {
     typedef kf_f16 stored;
-    typedef float real;
-    static const int vec = 8;
 };
 template <> struct of_type<KFI_OF_F32> {
     typedef float stored;
-    typedef float real;
-    static const int vec = 4;
 };
 template <> struct of_type<KFI_OF_F64> {
     typedef double stored;
-    typedef double real;
-    static const int vec = 2;
 };
+KFI_BOTH constexpr int vector_of(int type) { return 16 / kfi_of_bytes(type); }
 
 struct ending {
     const void *bias, *residual;
@@ -63,12 +56,12 @@ template <int act, int vec, int transposed> KFI_DEVICE void kfi_gemm_seam(kfi_ta
 }
 
 template <int type, int products>
-KFI_DEVICE void finish(const typename of_type<type>::real (*acc)[of_type<type>::vec], const kfi_gemm_cell &cell, kf_i64 matrix,
+KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[vector_of(type)], const kfi_gemm_cell &cell, kf_i64 matrix,
                        const ending &e)
 {
-    typedef typename of_type<type>::real real;
+    typedef typename kfi_real<kfi_of_real(type)>::type real;
     typedef typename of_type<type>::stored stored;
-    constexpr int vec = of_type<type>::vec;
+    constexpr int vec = vector_of(type);
     real bias[vec] = {}, residual[vec] = {}, pre[vec], out[vec];
     if (e.bias) kfi_load_left<vec>(bias, (const stored *)e.bias + cell.col, cell.left, cell.whole);
     if (e.residual) kfi_load_left<vec>(residual, (const stored *)e.residual + cell.row * e.residual_ld + cell.col, cell.left, cell.whole);
@@ -88,8 +81,8 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g, kfi_gemm_seams seams)
 {
 #ifdef KFI_DEVICE_PASS
-    typedef typename of_type<type>::real real;
-    constexpr int vec = of_type<type>::vec, size = sizeof(real);
+    typedef typename kfi_real<kfi_of_real(type)>::type real;
+    constexpr int vec = vector_of(type), size = sizeof(real);
     kfi_begin();
     const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g);
     a.p[0] = (const char *)a.p[0] + at.matrix * a_matrix * kfi_of_bytes(type);
@@ -122,8 +115,8 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
 template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
-    typedef typename of_type<type>::real real;
-    constexpr int vec = of_type<type>::vec, size = sizeof(real);
+    typedef typename kfi_real<kfi_of_real(type)>::type real;
+    constexpr int vec = vector_of(type), size = sizeof(real);
     kfi_begin();
     kfi_gemm_cell cell;
     kf_i64 matrix;

@@ -8,7 +8,7 @@
 #include "kf/core/gemm_pick.cuh"
 #include "kf/core/gemm_simt.cuh"
 
-// Code for a tile of mma.sync is empty where there are no such instructions. The launcher sees it by how many threads the kernel may have.
+// Code for a tile of mma.sync is empty where there are no such instructions. Host code sees it by how many threads the kernel may have.
 #ifdef KFI_DEVICE_PASS
 #define KFI_GEMM_BOUNDS(tile) __launch_bounds__(KFI_MMA || !kfi_tile_mma(tile) ? kfi_tile_threads(tile) : 32, kfi_tile_blocks(tile))
 #else

@@ -118,7 +118,7 @@ KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_g
     }
 }
 // Its 8 elements to the front, and zero behind its end.
-KFI_DEVICE void kfi_chunk_write(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
+KFI_DEVICE void kfi_chunk_align(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     if (kfi_chunk_inside(p, span)) {
         const unsigned off = (unsigned)(unsigned long long)p & 15u;
@@ -169,7 +169,7 @@ KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cu
         const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
                                   : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
         const int left = kfi_cursor_left<tile, chunks, 8>(cursor, i);
-        kfi_chunk_write(w[i], cursor.p + i * cursor.apart, left, span);
+        kfi_chunk_align(w[i], cursor.p + i * cursor.apart, left, span);
         if (seam > 0 && left > 0) {
             float values[8];
             kfi_chunk_unpack<type>(values, w[i]);

@@ -90,7 +90,7 @@ KF_FN KFI_SMALL unsigned kfi_gemm_shared(int tile, int bytes, int layout)
     return (unsigned)(stages > put ? stages : put);
 }
 
-// What the kernels are given, for a choice. False: more blocks than a launch may have.
+// What the kernels are given, for a choice. Of all sizes only the depth may be 0. False: more blocks than a launch may have.
 KF_FN KFI_SMALL bool kfi_gemm_fill(kfi_gemm *g, const kfi_gemm_sizes &s, const kfi_gemm_choice &choice, bool wide, void *parts)
 {
     const kf_i64 most = 0x7fffff00, down = kfi_ceil(s.rows, kfi_tile_rows(choice.tile)),

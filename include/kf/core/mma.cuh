@@ -12,7 +12,7 @@
 #define KFI_OF_F32 2
 #define KFI_OF_F64 3
 
-// Whether there are such instructions. A launcher cannot see it: it asks the kernel how many threads it may have (gemm_host.cuh).
+// Whether there are such instructions. Host code cannot see it: it has to ask the kernel how many threads it may have (KFI_GEMM_BOUNDS).
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
 #define KFI_MMA 1
 #else
