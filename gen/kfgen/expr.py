@@ -114,7 +114,7 @@ class Graph:
         """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not. whole: the variables that
         are whole numbers of 64 bits, such as labels."""
         self.whole = frozenset(whole)
-        self.nodes, self._index, self._level = [], {}, {}
+        self.nodes, self._index, self._level, self._reached = [], {}, {}, {}
         self.words = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
         self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
         self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, QUERY: ROW, QUERIES: UNIFORM, **levels}
@@ -161,14 +161,17 @@ class Graph:
         return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
 
     def reachable(self, roots):
-        """The nodes that the roots need, in computing order."""
-        seen, stack = set(), list(roots)
-        while stack:
-            i = stack.pop()
-            if i not in seen:
-                seen.add(i)
-                stack.extend(self.nodes[i].args)
-        return sorted(seen)
+        """The nodes that the roots need, in computing order. Found once: what a node needs never changes."""
+        roots = tuple(roots)
+        if roots not in self._reached:
+            seen, stack = set(), list(roots)
+            while stack:
+                i = stack.pop()
+                if i not in seen:
+                    seen.add(i)
+                    stack.extend(self.nodes[i].args)
+            self._reached[roots] = tuple(sorted(seen))
+        return self._reached[roots]
 
     def variables(self, roots):
         return {self.nodes[i].value for i in self.reachable(roots) if self.nodes[i].op == "var"}

@@ -63,8 +63,12 @@ def tidy(text, width=100):
     CUDA's launchers stay on one line each: nvcc hands every further line to the host's compiler with a line directive (half a percent)."""
     lines = []
     for line in re.sub(r"[ \t]+\n", "\n", text).split("\n"):
-        line = line.lstrip() if line.lstrip().startswith("#pragma") else line
+        if "#pragma" in line and line.lstrip().startswith("#pragma"):
+            line = line.lstrip()
         if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
+            continue
+        if len(line) <= width:
+            lines.append(line)
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
         while len(line) > width and not line.startswith(("#", *LAUNCHER)):

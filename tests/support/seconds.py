@@ -4,9 +4,10 @@ a matter of minutes. A group that takes a fifth more than it may fails the run; 
 
 Processor seconds, of tests and of all that they start, in those of the machine that the table was measured on: now and then a fixed piece of
 work is timed between two tests, and what it takes longer than there, since this machine is slower or its cores are shared with others, is
-taken off what the next tests took.
+taken off what the next tests took. KF_BUDGET=tests names the sixty tests that took most, each with what was made for it first.
 """
 
+import collections
 import fnmatch
 import os
 import pathlib
@@ -82,18 +83,19 @@ class Sum:
     """In the process that pytest was started in, where all reports arrive."""
 
     def __init__(self, whole):
-        self.whole, self.found, self.processor = whole, {name: 0.0 for name, *_ in TABLE}, 0.0
+        self.whole, self.found, self.processor, self.tests = whole, {name: 0.0 for name, *_ in TABLE}, 0.0, collections.Counter()
 
     def pytest_runtest_logreport(self, report):
         self.found[group(report.nodeid.partition("::")[0])] += getattr(report, "seconds", 0.0)
         self.processor += getattr(report, "processor", 0.0)
+        self.tests[report.nodeid] += getattr(report, "seconds", 0.0)
 
     def over(self):
         return [name for name, _, seconds in TABLE if self.found[name] > OVER * seconds] if self.whole else []
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
-        if os.environ.get("KF_BUDGET") != "print" and self.over() and session.exitstatus == 0:
+        if os.environ.get("KF_BUDGET") not in ("print", "tests") and self.over() and session.exitstatus == 0:
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter):
@@ -103,6 +105,8 @@ class Sum:
             if self.found[name] >= 0.5:
                 say(f"{name:<24}{self.found[name]:8.1f}" + (f" of {seconds:6.0f}{'  TOO MANY' if name in over else ''}" if self.whole else ""))
         say(f"{'in all':<24}{took:8.1f}" + (f" of {sum(s for *_, s in TABLE):6.0f}" if self.whole else ""))
+        for name, taken in self.tests.most_common(60) if os.environ.get("KF_BUDGET") == "tests" else ():
+            say(f"{taken:8.1f}  {name}")
 
 
 def register(config):
