@@ -51,9 +51,8 @@ def _entry(pattern, op, members):
             "forward": _call(forward), "backward": _call(backward) if backward else None}
 
 
-def table(selection):
-    """{"ops": entries, "activations": {name: id, scalars, those that may not be negative by_result}, "aliases": as in the manifest}."""
-    made = manifest.build(selection)
+def table(made):
+    """Of a manifest: {"ops": entries, "activations": {name: id, scalars, those that may not be negative by_result}, "aliases": as there}."""
     groups, scalars, rising = {}, {}, {}
     for f in packed.functions(made):
         groups.setdefault(f["op"], []).append(f)
@@ -83,5 +82,6 @@ def formulas(made):
 
 def files(selection):
     """{path in the package: text}"""
-    found = {"ops.json": table(selection), "formulas.json": formulas(manifest.build(selection))}
+    made = manifest.build(selection)
+    found = {"ops.json": table(made), "formulas.json": formulas(made)}
     return {name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n" for name, what in found.items()}

@@ -47,5 +47,5 @@ def test_seeded_fault(include, tmp_path, what):
 @numeric.each(FUNCTIONS, "name")
 def test_strided(lib, f):
     memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[:1])
-    for sizes in strided.shapes(f):
-        strided.same(lib, memory, f, sizes)
+    for turn, sizes in enumerate(strided.shapes(f)):
+        strided.same(lib, memory, f, sizes, turn=cases.by_level(turn, None))

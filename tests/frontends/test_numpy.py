@@ -10,10 +10,8 @@ import kflib
 import numpy as np
 import pytest
 from kfgen import frontend, packed
-from kfgen import spec as specs
-from kfgen.render import Selection
 
-TABLE = frontend.table(Selection(specs.load()))
+TABLE = frontend.table(kflib.manifest())
 RNG = np.random.default_rng(0)
 
 

@@ -9,9 +9,6 @@ import pytorch
 torch = pytorch.load()
 pytest.importorskip("expecttest", reason="torch's samples need it")
 
-
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-
 LEFT_OUT = object()
 
 
@@ -111,8 +108,10 @@ LEVEL_2 = {
 CALLS = LEVEL_1 | LEVEL_2 if kfpython.WHOLE else LEVEL_1
 
 
+@pytest.mark.xdist_group("op_db")  # which takes seconds to import: by one process, and by none that only collects tests
 @pytest.mark.parametrize("name", CALLS)
 def test_samples(kf, name):
+    from torch.testing._internal.common_methods_invocations import op_db
     op = next(op for op in op_db if op.name == name)
     called = 0
     for sample in op.sample_inputs("cpu", torch.float32, requires_grad=True):

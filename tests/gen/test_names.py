@@ -5,15 +5,15 @@ import itertools
 import json
 import re
 
+import kflib
 import pytest
 from kfgen import names, spec
 from kfgen.cli import main
 from kfgen.expr import REDUCTIONS
 from kfgen.families import FAMILIES
-from kfgen.manifest import build
 from kfgen.render import ROOT, Renderer, Selection, parts
 
-MANIFEST = build(Selection(spec.load()))
+MANIFEST = kflib.manifest()
 FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}
 FLOATS, INTS = ("f32", "f16", "bf16", "f64"), ("i32", "i64")
 ACTIVATIONS = ("relu", "leaky_relu", "relu6", "relu_squared", "elu", "selu", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardsigmoid",

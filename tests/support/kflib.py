@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -32,8 +33,34 @@ MANY = 40  # functions of one file
 
 
 @functools.cache
+def _generator():
+    """Of the generator's sources: the same headers and the same manifest come from the same."""
+    digest = hashlib.sha256()
+    sources = [p for d in ("gen", "templates") for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".toml", ".j2")]
+    for path in sorted([*sources, ROOT / "include/kf/core/version.h"]):
+        digest.update(f"{path.relative_to(ROOT)} {len(path.read_bytes())}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _old(paths):
+    """Those of other contents that nobody can be using any more."""
+    return [path for path in paths if time.time() - path.stat().st_mtime > 86400]
+
+
+@functools.cache
 def _own_manifest():
-    return manifests.build(Selection(specs.load()))
+    """Built once for each content of the generator, as the headers are: it takes as long as they do, and every process asks for it."""
+    path = ROOT / "build/tests/manifests" / f"{_generator()}.pickle"
+    with locked(path.parent):
+        if path.exists():
+            return pickle.loads(path.read_bytes())
+        for old in _old(path.parent.glob("*.pickle")):
+            old.unlink()
+        found = manifests.build(Selection(specs.load()))
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(pickle.dumps(found))
+        temporary.replace(path)
+        return found
 
 
 def manifest(specs_=(), together=False):
@@ -61,17 +88,13 @@ def locked(folder):
 @functools.cache
 def rendered():
     """The folder of kf's own generated headers: rendered once for each content of the generator, whoever asks for it and how often."""
-    digest, folder = hashlib.sha256(), ROOT / "build/tests/headers"
-    sources = [p for d in ("gen", "templates") for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".toml", ".j2")]
-    for path in sorted([*sources, ROOT / "include/kf/core/version.h"]):
-        digest.update(f"{path.relative_to(ROOT)} {len(path.read_bytes())}\n".encode() + path.read_bytes())
-    out = folder / digest.hexdigest()[:16]
+    folder = ROOT / "build/tests/headers"
+    out = folder / _generator()
     with locked(folder):
         if not (out / "whole").exists():
-            for old in folder.glob("*/whole"):  # of other contents, when nobody can be using them any more
-                if time.time() - old.stat().st_mtime > 86400:
-                    shutil.rmtree(old.parent)
-            write(Selection(specs.load()), out)
+            for old in _old(folder.glob("*/whole")):
+                shutil.rmtree(old.parent)
+            write_all(Renderer(Selection(specs.load())).render(), out, [])
             (out / "whole").touch()
     return out
 
