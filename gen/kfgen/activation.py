@@ -80,5 +80,5 @@ class ActCode:
         graph = Graph()
         root = build(graph, {s: graph.var(s) for s in self.scalars})
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
-        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={})
+        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={}, apart=True)
         return lines, text, graph.variables([root])

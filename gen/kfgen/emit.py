@@ -34,6 +34,11 @@ class Target:
         return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.flavour, "float")
 
     @property
+    def fuses(self):
+        """Whether the compiler takes a product and a sum for one operation, as it sees fit."""
+        return not self.masks and self.flavour not in ("i32", "i64")
+
+    @property
     def words(self):
         return "f32" if self.flavour == "lp" else self.flavour
 
@@ -50,8 +55,10 @@ class Target:
         return text if self.flavour == "f64" else text + "f"
 
 
-def emit(graph, roots, target, env, fixed=(), named=(), head=None):
-    """(lines that define temporaries, one text per root). A node that is used twice gets a temporary.
+def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
+    """(lines that define temporaries, one text per root). A node that is used twice gets a temporary. In CUDA a product that is one is
+    rounded for all that read it: where it is added to something a compiler may fuse the two, in one instance of a kernel and not in another,
+    whose bits are to be the same. apart: so are the roots.
 
     env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
     what that is set to, with {} for the node's text)}. head: where to put what is the same for all elements of a loop, and keeps compilers
@@ -70,11 +77,14 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None):
             text[i] = (fixed[i], ATOM)
             continue
         body, level = _print(graph, i, target, env, text, i in exact, head)
+        temporary = i in named or (uses[i] > 1 and graph.nodes[i].op not in ("const", "var"))
+        if (temporary or (apart and i in roots)) and target.fuses and graph.nodes[i].op == "mul":
+            body, level = _rounded(graph, i, target, text), ATOM
         if i in named:
             name, form = named[i]
             lines.append(f"const {target.ctype} {name} = {form.replace('{}', body)};")
             body, level = name, ATOM
-        elif uses[i] > 1 and graph.nodes[i].op not in ("const", "var"):
+        elif temporary:
             name = f"t{len(lines)}"
             lines.append(f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};")
             body, level = name, ATOM
@@ -164,6 +174,8 @@ def _print(graph, i, target, env, text, exact, head):
             return env.get(node.value, node.value), ATOM
         case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
             return f"{target.prefix}silu_lp({args[0]})", ATOM
+        case "add" | "sub" if target.fuses and all(graph.nodes[a].op == "mul" for a in node.args):
+            return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[1] else 2
         case "add" | "sub" | "mul" if floats:
             sign, level = INFIX[node.op]
             return f"{at(0, level)} {sign} {at(1, level + 1)}", level
@@ -203,6 +215,24 @@ def _print(graph, i, target, env, text, exact, head):
         case op:
             flavour = "lp" if op in target.cheap else target.flavour
             return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM
+
+
+def _rounded(graph, i, target, text):
+    """A product that no sum is fused with."""
+    a, b = (text[x][0] for x in graph.nodes[i].args)
+    return f"{target.prefix}mul_{target.words}({a}, {b})"
+
+
+def _of_two_products(graph, node, target, text):
+    """a * b + c * d, whose first product is the one that is not rounded: a compiler may take either, another one in each instance of a kernel.
+    Twice the same is twice what has been rounded."""
+    first, second = node.args
+    if first == second and node.op == "add":
+        return f"{target.const(2)} * {text[first][0]}"
+    a, b = (text[x][0] for x in graph.nodes[first].args)
+    body, level = text[second]
+    addend = body if node.op == "add" else f"-{body}" if level == ATOM else f"-({body})"
+    return f"{target.prefix}fma_{target.words}({a}, {b}, {addend})"
 
 
 def _picked(a, columns, np):

@@ -157,7 +157,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     def between(d):
         found = [i for i in wanted if i not in stage and depth[i] == d]
         done = {i: n for i, n in spelled.items() if depth[i] < d or (i in stage and depth[i] == d)}
-        lines, texts = emit(graph, found, replace(target, cheap=frozenset()), env, fixed=done)  # once a row: exact costs nothing
+        lines, texts = emit(graph, found, replace(target, cheap=frozenset()), env, fixed=done, apart=True)  # once a row: exact costs nothing
         return Step(lines, list(zip((name[i] for i in found), texts)))
 
     def named(found, done):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Objects of kf/runtime.hpp: moved, given away, made of nothing; all in a context that debug mode lets count what is still alive.
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <utility>

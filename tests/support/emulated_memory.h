@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 #include <driver_types.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -70,6 +70,11 @@ KFI_DEVICE double kfi_min_f64(double a, double b) { return a < b || a != a ? a :
 KFI_DEVICE float kfi_max_lp(float a, float b) { return kfi_max_f32(a, b); }
 KFI_DEVICE float kfi_min_lp(float a, float b) { return kfi_min_f32(a, b); }
 
+KFI_DEVICE float kfi_fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+KFI_DEVICE double kfi_fma_f64(double a, double b, double c) { return fma(a, b, c); }
+KFI_DEVICE float kfi_mul_f32(float a, float b) { return __fmul_rn(a, b); }
+KFI_DEVICE double kfi_mul_f64(double a, double b) { return __dmul_rn(a, b); }
+
 KFI_DEVICE float kfi_sqrt_f32(float x) { return __fsqrt_rn(x); }
 KFI_DEVICE double kfi_sqrt_f64(double x) { return sqrt(x); }
 KFI_DEVICE float kfi_sqrt_lp(float x) { return kfi_sqrt_approx(x); }
