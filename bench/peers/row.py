@@ -8,7 +8,8 @@ BATCH = 32  # of batch norm in NHWC, whose places are many
 
 
 def _layer_norm(t, s, x):
-    return F.layer_norm(x, x.shape[-1:], t["weight"], t["bias"], s["eps"])
+    """PyTorch takes weights of x's dtype alone: as its autocast does, in that of the weights."""
+    return F.layer_norm(x.to(t["weight"].dtype), x.shape[-1:], t["weight"], t["bias"], s["eps"]).to(x.dtype)
 
 
 def _rms_norm(t, s, x):

@@ -11,8 +11,8 @@ from compilers import ARCH, NVCC, addresses, flags, passes, write
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 OPS = ("softmax", "scale_bool_mask_softmax", "layer_norm_{act}")  # one tensor, conditions beside it, weights
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["family"] == "row" and f["activation"] == "none" and len(f["dtypes"]) == 1
-             and not f["state"] and (f["op"] in OPS or (f["dtypes"] != ["f64"] and cases.LEVEL > 1))]
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["family"] == "row" and f["activation"] == "none" and not f["state"] and not
+             (len(f["dtypes"]) > 1 and f["bwd"] and cases.LEVEL == 1) and (f["op"] in OPS or ("f64" not in f["dtypes"] and cases.LEVEL > 1))]
 FEW = 16  # bytes: four registers, once a row
 
 
@@ -26,8 +26,8 @@ def frames(text, include, folder):
 @pytest.mark.parametrize("dtype", cases.by_level(["f32", "bf16"], ["f32", "bf16", "f64"]))
 def test_rows_are_held_in_registers(dtype, include, tmp_path):
     """The kernels of four and eight vectors a thread, 16-byte accesses, a block for each row. With 76 bytes spilled add_layer_norm bf16 took 20 %
-    longer, with 200 the gradient of instance_norm 60 %."""
-    chosen = [f for f in FUNCTIONS if f["dtypes"] == [dtype]]
+    longer, with 200 the gradient of instance_norm 60 %, with 380 layer_norm of float32 weights 180 %."""
+    chosen = [f for f in FUNCTIONS if f["dtypes"][0] == dtype]
     found = frames(addresses(chosen), include, tmp_path)
     held = {name: size for name, size in found.items() if re.search("ILi0ELi[48]ELi1E", name)}
     assert len(held) > len(chosen) / 2 and len(found) > len(held)
