@@ -57,6 +57,18 @@ class ActCode:
     def public(self):
         return self.name != "none"
 
+    @property
+    def facts(self):
+        """The fields of core/choose.h's kfi_act_facts."""
+        rising_ = f'"{self.rising}"' if self.rising else "NULL"
+        defaults = ", ".join(repr(float(self.act.said[s].default)) for s in self.scalars) or "0"
+        flags = ", ".join(str(int(x)) for x in (len(self.scalars), self.reads_x, self.by_result, self.act.ints))
+        return f'{{{self.id}, "{self.name}", {rising_}, {flags}, {{{defaults}}}}}'
+
+    def device_call(self, flavour, tag, bwd):
+        """Its call for element e of arrays x and dy."""
+        return f"kfi_act{'_bwd' if bwd else ''}_{flavour}(kfi_tag<{tag}>(), x[e], {'dy[e], ' if bwd else ''}s)"
+
     def functions(self, cpu):
         """cpu: a scalar is an argument of its own; CUDA: a field of s."""
         scalar = None if cpu else (lambda name: f"s.v[{self.scalars.index(name)}]")

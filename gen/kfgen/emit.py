@@ -24,6 +24,7 @@ class Target:
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     act_bwd_out: object = None  # (y, dy) -> text
+    chosen_argument: object = None  # (x) -> text, what a chosen activation's gradient is given for x
     stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
     whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
     place: str = ""  # of an element behind the column that `column` stands for

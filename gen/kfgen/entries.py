@@ -23,7 +23,7 @@ DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past|outer|length|head|batch)\Z|(t
 # Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
 # here), the words of the languages that it and the expressions are written in, and the expressions' own words.
 RESERVED = {
-    "act", "act_bwd", "ahead", "args", "at", "axis", "batch",
+    "act", "act_bwd", "activation", "activation_scalars", "ahead", "args", "at", "axis", "batch",
     "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "groups", "half_first", "heads", "i",
     "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
     "more", "n", "next", "offset", "offset_add", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",

@@ -74,7 +74,7 @@ def explain(selection, name, user=None):
         part("Derivative", lines)
     if not cpu:
         part("Kernels", kernel_names(launcher))
-    renderer = Renderer(cut(selection, launcher))
+    renderer = Renderer(cut(selection, launcher), any_activation=False)
     renderer.render()
     directory = "templates/cuda/" if not cpu else "templates/cpu/"
     read = sorted(shown(p) for p in renderer.env.loader.read)

@@ -73,6 +73,7 @@ class Launcher:
         found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+        found += k.choice_arguments
         found += [Argument(f"{scalar} ", s, "beta") for s in k.betas]
         if k.dropout:
             found.append(Argument(f"{scalar} ", "p", "probability"))
@@ -100,7 +101,8 @@ class Launcher:
         if k.dropout:
             found += ["p", "0", "offset_add", "seed", "offset"] if self.state else ["p", "seed", "offset", "nullptr", "nullptr"]
         found += [a.name for a in k.workspace_arguments] + ["stream"]
-        return ", ".join(found + ([f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []))
+        found += [f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []
+        return ", ".join(found + [a.name for a in k.choice_arguments])
 
     @property
     def scalar_values(self):
@@ -117,7 +119,9 @@ class Launcher:
 class Argument:
     ctype: str  # as it stands before the name
     name: str
-    role: str  # in, out, size, strides, integer, scalar, act_scalar, probability, seed, offset, seed_at, offset_at, offset_add, workspace
+    # in, out, size, strides, integer, scalar, act_scalar, activation, activation_scalars, probability, seed, offset, seed_at, offset_at, offset_add,
+    # workspace
+    role: str
 
 
 # Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
@@ -136,6 +140,7 @@ class Kernel:
     result = None  # of a backward: the output that is the activation's result as it is
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     refuses = False  # whether an axis without elements is an error
+    chosen = False  # whether its activation is an argument (chosen.py)
     accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
@@ -319,6 +324,12 @@ class Kernel:
         """Where the numbers of each tensor begin, as core/check.h reads it."""
         first = {name: chr(ord("0") + len(self.levels) * i) for i, name in enumerate(self.strided)}
         return "".join(first.get(name, " ") for name in self.tensor_names)
+
+    @property
+    def choice_arguments(self):
+        """Which activation, and its scalars, where those are arguments."""
+        scalars = Argument(f"const {self.scalar_ctype} *", "activation_scalars", "activation_scalars")
+        return [Argument("kf_activation_t ", "activation", "activation"), scalars] if self.chosen else []
 
     @property
     def workspace_arguments(self):

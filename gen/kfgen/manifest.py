@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of public functions that tests, benchmarks, documentation and frontends read."""
 
-from kfgen import abi, aliases, contract, formulas, names
+from kfgen import abi, aliases, chosen, contract, formulas, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
 
@@ -43,7 +43,7 @@ def tensor(k, stream, act, backward):
 
 
 # What a NULL pointer means that is no tensor's.
-NULL = {"strides": "dense", "workspace": "no bytes"}
+NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
 
 def value(k, act, argument):
@@ -59,7 +59,7 @@ def value(k, act, argument):
     if argument.role == "size":
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:
-        found |= {"memory": "host" if argument.role == "strides" else "device", "null": NULL.get(argument.role, "")}
+        found |= {"memory": "host" if argument.role in ("strides", "activation_scalars") else "device", "null": NULL.get(argument.role, "")}
     return found
 
 
@@ -167,6 +167,30 @@ def function(launcher, user=None, common=None, backward=None):
         "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
 
 
+def any_activation(k, members, user):
+    """The functions of a kernel whose activation is an argument. members: the kernel's own functions, as the manifest has them."""
+    found, one = [], chosen.kernel(k)
+    for launcher in one.launchers:
+        of = {f["activation"]: f for f in members if f["state"] == launcher.state}
+        first = next(iter(of.values()))
+        header = f"{names.folder_of_chosen(user if any(not a.builtin for a in k.acts) or not k.op.builtin else None)}/{names.stem(k.op.pattern)}"
+        tensors = {}
+        for alike in zip(*([a for a in f["arguments"] if "kind" in a] for f in of.values())):
+            said = {a["null"] for a in alike}
+            tensors[alike[0]["name"]] = alike[0] | {"null": said.pop() if len(said) == 1 else "activation", "unread": all(a["unread"] for a in alike)}
+        others = {a["name"]: a for a in first["arguments"] if "kind" not in a}
+        arguments = [tensors.get(a.name) or others.get(a.name) or value(one, launcher.act, a) for a in launcher.arguments]
+        found.append({
+            "name": launcher.name, "cpu_name": launcher.cpu_name, "header": header, "functions": {act: f["name"] for act, f in of.items()},
+            "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
+            "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+            "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
+            "stages": one.cuda.stages(launcher), "arguments": arguments,
+            **{key: first[key] for key in ("op", "family", "form", "layout", "dtypes", "variables", "bwd", "state", "dropout", "sizes",
+                                           "workspace_arguments", "scratch")}})
+    return found
+
+
 def statements(kernels):
     """{what functions have as `statements`: {library: lines}}: the same for all dtypes."""
     found = {}
@@ -185,11 +209,15 @@ def build(selection, user=None):
     backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
     found = [function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
              for k in kernels for common in [of_kernel(k)] for launcher in k.launchers]
+    own = {}
+    for f in found:
+        own.setdefault((f["op"], tuple(f["dtypes"]), f["bwd"]), []).append(f)
+    of_any = [f for k in kernels if chosen.has(k) for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)]
     activations = [{
         "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
         "budget": a.budget} for a in selection.activations]
     ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
-    return {"functions": found, "statements": statements(kernels), "activations": activations, "ops": ops,
+    return {"functions": found, "any": of_any, "statements": statements(kernels), "activations": activations, "ops": ops,
             "aliases": aliases.of(found, selection.ops), "abi_version": abi.version(), "note": BYTES_NOTE}
 
 
@@ -236,4 +264,8 @@ def clashes(selection, user=None):
             if k.has_workspace:
                 take_both(launcher.workspace, what)
                 take(launcher.cpu_workspace, what, cpu=True)
+        for launcher in chosen.kernel(k).launchers if chosen.has(k) else ():
+            what = f"op `{k.op.pattern}` with the activation as an argument{', backward' if k.bwd else ''}"
+            take_both(launcher.name, what)
+            take(launcher.cpu_name, what, cpu=True)
     return found

@@ -49,6 +49,11 @@ def folder(user=None):
     return f"kf/user/{user}" if user else "kf/ops"
 
 
+def folder_of_chosen(user=None):
+    """Of the headers of functions whose activation is an argument."""
+    return f"{folder(user)}/any" if user else "kf/any"
+
+
 def launchers(user=None, dtype=""):
     """The file of launchers with C linkage, and what its own functions begin with; without a dtype, the header of all."""
     return "_".join(w for w in ("kf", user or "", "launchers", dtype) if w)

@@ -9,7 +9,7 @@ import re
 
 import jinja2
 
-from kfgen import expand, families, launchers, names
+from kfgen import chosen, expand, families, launchers, names
 from kfgen.activation import ActCode
 from kfgen.dtypes import DTYPES
 from kfgen.paths import ROOT, TEMPLATES, version
@@ -139,9 +139,9 @@ def with_acts(kernel, acts):
 
 
 class Renderer:
-    def __init__(self, selection, user=None):
-        """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers."""
-        self.selection, self.user = selection, user
+    def __init__(self, selection, user=None, any_activation=True):
+        """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers. any_activation: with kf/any."""
+        self.selection, self.user, self.any_activation = selection, user, any_activation
         self.env = environment()
         self.env.globals.update(version=version(), specs=", ".join(p.name for p in selection.spec.files), digest=DIGEST)
         self.files = {}
@@ -181,6 +181,10 @@ class Renderer:
             for part in PARTS["cuh"]:
                 self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=kernels, extends=extends, device=part == "device")
             self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=kernels, extends=extends)
+            if self.any_activation:
+                chosen.headers(self, op, s.kernels(op), extends)
+        if self.any_activation:
+            chosen.activations(self, [ActCode(a) for a in s.activations])
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
             self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],

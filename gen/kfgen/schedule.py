@@ -44,7 +44,13 @@ class Cuda:
         k, act = self.k, "kfi_tag<act>()"
 
         def either(x):
-            return f"act < 0 ? {k.result}_f[e] : {x}" if k.by_result else x
+            by, result = ("kfi_activation", k.carrier.name if k.carrier else k.result) if k.chosen and k.by_result else ("act", k.result)
+            return f"{by} < 0 ? {result}_f[e] : {x}" if k.by_result else x
+
+        if k.chosen:  # of what is no element's; of vectors chosen.calls writes them
+            own = f"{k.act_flavour}({{}}, scalars, kfi_activation)"
+            return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(), chosen_argument=either,
+                          act=lambda x: f"kfi_chosen_{own.format(x)}", act_bwd=lambda x, dy: f"kfi_chosen_bwd_{own.format(f'{either(x)}, {dy}')}")
 
         return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
                       act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
@@ -96,11 +102,42 @@ class Cuda:
         if self.k.dropout:
             found += [f"{self.k.scalar_ctype} p", *DROPOUT]
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
+        if self.k.chosen:
+            return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments])
         return ", ".join(found + ([f"{self.k.scalar_struct} scalars = {{}}"] if self.k.has_act else []))
+
+    @property
+    def act_parameters(self):
+        """Of a kernel."""
+        return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + ["int kfi_activation"] * self.k.chosen
+
+    @property
+    def act_arguments(self):
+        return ["scalars"] * self.k.has_act + ["kfi_activation"] * self.k.chosen
+
+    @property
+    def act_word(self):
+        return f'"{self.k.acts[0].name}"' if self.k.chosen else "kfi_act_word(kfi_tag<act>())"
+
+    @property
+    def act_rising(self):
+        return "kfi_by ? kfi_chosen->rising : nullptr" if self.k.chosen else "kfi_act_rising(kfi_tag<act>())"
+
+    @property
+    def tensor_codes(self):
+        asked = ("kfi_reads", "kfi_by") if self.k.chosen else ("kfi_act_bwd_reads(kfi_tag<act>())", "act < 0")
+        return self.k.tensor_codes(*asked)
+
+    @property
+    def chosen_type(self):
+        """What the activation is computed in."""
+        return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.k.act_flavour, "float")
 
     def conditions(self, stream):
         """Under which the stream is there to be read."""
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
+        if found and self.k.chosen:
+            return [stream.name]  # the launcher hands over nothing else that is not read
         return found + ([stream.name] if stream.absent is not None else [])
 
     def guard(self, stream):

@@ -22,9 +22,9 @@ def installed(selection):
 def everything(selection, user=None, rendered=None):
     """{name: text} of files that need no other: kf_single.h and .cuh; with a user's entries, <user>_single.h and .cuh. rendered: kf's own
     part, where the caller has it."""
-    files = dict(rendered) if rendered else Renderer(installed(selection)).render()
+    files = dict(rendered) if rendered else Renderer(installed(selection), any_activation=False).render()
     if user:
-        files = {**files, **Renderer(selection, user).render()}
+        files = {**files, **Renderer(selection, user, any_activation=False).render()}
     found = {}
     for ext in EXTENSIONS:
         umbrellas = [f"kf/kf{ext}"] + ([f"kf/{user}{ext}"] if user else [])

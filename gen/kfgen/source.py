@@ -79,7 +79,7 @@ def kernel_names(launcher):
 def source(selection, name):
     launcher, cpu = find(selection, name)
     k = launcher.kernel
-    files = Renderer(cut(selection, launcher)).render()
+    files = Renderer(cut(selection, launcher), any_activation=False).render()
     text = inline(f"kf/ops/{names.stem(k.op.pattern)}{'.h' if cpu else '.cuh'}", files)
     return _about(launcher, cpu) + text
 

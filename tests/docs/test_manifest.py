@@ -25,7 +25,7 @@ def things():
             "index": [a["index"] for a in tensors if a["index"]], "variable": [v for f in m["functions"] for v in f["variables"]],
             "axes": [f["axes"] for f in m["functions"] if f["axes"]], "statements": list(m["statements"].values()),
             "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]], "cost": [f["cost"] for f in m["functions"]],
-            "activation": m["activations"], "op": m["ops"], "alias": m["aliases"]}
+            "activation": m["activations"], "op": m["ops"], "alias": m["aliases"], "any": m["any"]}
 
 
 def documented():

@@ -24,7 +24,8 @@ from kfgen import manifest as manifests  # noqa: E402
 from kfgen import spec as specs  # noqa: E402
 from kfgen.render import Renderer, Selection, write_all  # noqa: E402
 
-CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
+CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t,
+          "kf_activation_t": ctypes.c_int32}
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
@@ -157,7 +158,8 @@ def sources(backend, functions):
         text = [f'{first}#include "{op}{header}"\n']
         text += [link + _wrapper(f, backend) for f in members]
         text += [link + w for w in dict.fromkeys(_workspace_wrapper(f, backend) for f in members if f["workspace"])]
-        files[f"{pathlib.Path(op).name}_{dtypes}.{ext}"] = "\n".join(text)
+        folder = pathlib.Path(op).parent.name
+        files[f"{'any_' if folder == 'any' else ''}{pathlib.Path(op).name}_{dtypes}.{ext}"] = "\n".join(text)
     details = 'extern "C" const char *kft_detail(void);\n' if link else ""
     files[f"detail.{ext}"] = (f'{first}#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
                               f'{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n')

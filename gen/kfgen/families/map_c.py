@@ -197,6 +197,20 @@ class MapC(C):
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if launcher.scalar_values else "NULL"]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
+    chosen_type = "kfi_tile_fn"
+
+    def chosen_code(self, act):
+        """What a call walks with whose activation is an argument."""
+        tile = f"kfi_tile_{self.k.name}_{act.name}"
+        return f"by ? {tile}_by_result : {tile}" if self.k.by(act) else tile
+
+    def chosen_arguments(self, launcher):
+        k = self.k
+        found = ["kfi_code", f'"{launcher.act.name}"'] + (["kfi_by ? 2 : kfi_chosen->reads"] if k.asks_reads else [])
+        found += ["kfi_by ? kfi_chosen->rising : NULL"] if k.by_result else []
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars"]
+        return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
+
     def listing(self, act):
         """What is computed, in order, for a reader."""
         tile = self.code(act)

@@ -3,6 +3,7 @@
 
 import functools
 
+from kfgen import chosen
 from kfgen.emit import emit
 from kfgen.expr import KEEP, KEEP_SCALE
 from kfgen.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
@@ -21,13 +22,24 @@ class MapCuda(Cuda):
         self.unroll = 4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
 
     @functools.cached_property
-    def code(self):
-        """(lines, texts per output part) of the element loop, and of the row values before it."""
+    def _loop(self):
+        """What the element loop is written with: target, names of variables and of nodes."""
         target = self.target(CHEAP | (frozenset() if self.k.sums else {"quotient"}))  # sums cancel
         env = {p: f"{p}_f[e]" for s in self.k.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
         pick = "{}_f[e]" if self.k.sums else "kfi_at<mode>({}_f, e, at)"
         fixed = {node: pick.format(name) for name, node in self.k.rows}
-        return emit(self.k.graph, self.loop_roots, target, env, fixed=fixed)
+        return target, env, fixed
+
+    @functools.cached_property
+    def split(self):
+        """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
+        return chosen.calls(self.k.graph, self.loop_roots, *self._loop) if self.k.chosen else ([], self._loop[2])
+
+    @functools.cached_property
+    def code(self):
+        """(lines, texts per output part) of the element loop, and of the row values before it."""
+        target, env, _ = self._loop
+        return emit(self.k.graph, self.loop_roots, target, env, fixed=self.split[1])
 
     @functools.cached_property
     def row_code(self):
@@ -101,6 +113,8 @@ class MapCuda(Cuda):
         """Rows on their way in registers: two where only one tensor is read."""
         if len(self.lanes) == 1:
             return "2"
+        if self.k.chosen:
+            return "1"
         return f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2" if self.k.asks_reads else "1"
 
     def lane(self, stream):
@@ -122,13 +136,13 @@ class MapCuda(Cuda):
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
         found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else ["kfi_each each"] + (["kfi_rows g"] if self.k.grid else [])
         found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
-        return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + ([f"{self.k.scalar_struct} scalars"] if self.k.has_act else []))
+        return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
         found += (["g", "sums"] if self.k.sums else ["each"] + (["g"] if self.k.grid else [])) + self.k.used_scalars
-        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + (["scalars"] if self.k.has_act else []))
+        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + self.act_arguments)
 
     @property
     def passed_on(self):

@@ -26,14 +26,14 @@ class RowsCuda(Cuda):
         found += [f"{self.geometry} {self.geometry_name}"] + [f"kfi_pitch {s.name}_p" for s in self.k.laid]
         found += ["kfi_sums sums"] if self.k.added else []
         found += [f"kf_i64 {s}" for s in self.k.used_integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
-        return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + ([f"{self.k.scalar_struct} scalars"] if self.k.has_act else []))
+        return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.sources + self.k.values + self.k.picked + self.k.stores + self.k.results_of_rows]
         found += [self.geometry_name] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
         found += (["sums"] if self.k.added else []) + self.k.used_integers + self.k.used_scalars
-        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + (["scalars"] if self.k.has_act else []))
+        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + self.act_arguments)
 
     @property
     def rows_target(self):
@@ -54,6 +54,18 @@ class RowsC(C):
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
         found += ["scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
+
+    chosen_type = "const kfi_row_pass *"
+
+    def chosen_code(self, act):
+        """What a call walks with whose activation is an argument."""
+        return self.code.format(f"{self.k.name}_{act.name}")
+
+    def chosen_arguments(self, launcher):
+        k = self.k
+        found = ["kfi_code", f'"{launcher.act.name}"'] + (["kfi_chosen->reads"] if k.asks_reads else [])
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
+        return ", ".join([*found, "scalars", *launcher.cpu_dropout_arguments, *(a.name for a in self.workspace_arguments)])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -83,10 +83,12 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define KFI_DEVICE static __device__ __forceinline__
+#define KFI_DEVICE_APART static __device__ __noinline__
 #define KFI_BOTH static __host__ __device__ __forceinline__
 #define KFI_PTX 1 /* the device's own instructions can be written */
 #elif defined(KF_EMULATE)
 #define KFI_DEVICE static inline __attribute__((unused))
+#define KFI_DEVICE_APART static __attribute__((unused, noinline))
 #define KFI_BOTH KFI_DEVICE
 #else
 #define KFI_BOTH KFI_INLINE

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions whose activation is an argument: what such a kernel is to the templates, and their headers, kf/any/."""
+
+import copy
+from dataclasses import dataclass, field, replace
+
+from kfgen import names
+from kfgen.dtypes import INT_DTYPES
+from kfgen.emit import emit, reads
+from kfgen.entries import ANY_ID
+
+FAMILIES = ("map",)
+WORD = "activation"  # in names, where those of one activation have its word
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What stands for the activation of such a function."""
+
+    name: str = WORD
+    id: int = ANY_ID
+    scalars: dict = field(default_factory=dict)
+    said: dict = field(default_factory=dict)
+    ulp: dict = field(default_factory=dict)
+    rising: tuple = ()
+    ints: bool = True
+    builtin: bool = True
+    dexpr_out: None = None
+
+
+CHOSEN = Chosen()
+
+
+def has(kernel):
+    """Whether there is such a function of it."""
+    return kernel.has_act and kernel.family.name in FAMILIES
+
+
+def kernel(k):
+    """The kernel of all its activations: in CUDA one of its own, in C what calls theirs."""
+    found = copy.copy(k)
+    for schedule in ("cuda", "c"):
+        found.__dict__.pop(schedule, None)
+    found.chosen, found.acts, found.choice = True, [CHOSEN], list(k.acts)
+    found.without = f'"{" ".join(k.op.without)}"' if k.op.without else "NULL"
+    found.ints = int(k.dtypes[0] in INT_DTYPES)
+    found.scalar_word = "f64" if k.scalar_ctype == "double" else "f32"
+    found.carrier = _carrier(k) if k.by_result else None
+    if found.carrier:
+        found.loads = [s for s in k.loads if s.reads != "result"]
+    found.name = names.function(k.op.pattern, WORD, k.dtypes, k.bwd).removeprefix("kf_")
+    return found
+
+
+def _carrier(k):
+    """The input in whose place a kernel is given the activation's result: it reads one of the two."""
+    result = next(s for s in k.loads if s.reads == "result")
+    return next((s for s in k.loads if s.reads == "act" and (s.kind, s.dtype) == (result.kind, result.dtype)), None)
+
+
+@dataclass
+class Call:
+    """A call of the activation for a vector: where its arguments are put, and its results are found."""
+
+    name: str
+    bwd: bool
+    lines: list
+    x: str
+    dy: str
+    guard: str  # under which it is needed
+
+
+def calls(graph, roots, target, env, fixed=(), named=None, again=None):
+    """([Call], {node: how its result is spelled}) of the activations that the roots need, in the order of the calls. The arguments are written as
+    they are in one expression with the rest. named: as emit() has it. again: {node: a condition} of those that are needed under it alone."""
+    fixed = dict(fixed)
+    exact = replace(target, cheap=target.cheap - {"quotient"})  # the last bits of an argument show
+    found = []
+    for i in reads(graph, roots, fixed):
+        node = graph.nodes[i]
+        if node.op not in ("act", "act_bwd") or i in fixed:
+            continue
+        lines, texts = emit(graph, list(node.args), exact, env, fixed=fixed, named={n: t for n, t in (named or {}).items() if n != i})
+        call = Call(f"kfi_z{len(found)}", node.op == "act_bwd", lines, texts[0], texts[-1], (again or {}).get(i, ""))
+        call.x = target.chosen_argument(call.x) if call.bwd and target.chosen_argument else call.x
+        found.append(call)
+        fixed[i] = f"{call.name}[e]"
+    return found, fixed
+
+
+def headers(renderer, op, kernels, extends):
+    """Adds the headers of an op's functions to a Renderer's. kernels: with all activations that they know; extends: kf's own op with a user's."""
+    own = [k for k in kernels if has(k)]
+    if not own:
+        return
+    user, stem = renderer.user, names.stem(op.pattern)
+    folder, ops = names.folder_of_chosen(user), names.folder(user)
+    for ext, template in ((".cuh", "cuda/chosen.cuh.j2"), (".h", "cpu/chosen.h.j2")):
+        renderer.header(f"{folder}/{stem}{ext}", template, op=op, kernels=own, chosen=[kernel(k) for k in own], device=False, user=user,
+                        stem=stem, op_header=f"{ops}/{stem}{ext}", activations_header=f"{folder}/activations{ext}", extends=extends)
+
+
+def activations(renderer, codes):
+    """Adds what those headers have in common: the activations by their numbers."""
+    folder, user = names.folder_of_chosen(renderer.user), renderer.user
+    renderer.header(f"{folder}/activations.h", "cpu/chosen_activations.h.j2", activations=codes, user=user)
+    renderer.header(f"{folder}/activations.cuh", "cuda/chosen_activations.cuh.j2", activations=codes, user=user,
+                    facts=f"{folder}/activations.h", functions=f"{names.folder(user)}/activations.cuh")

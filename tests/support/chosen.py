@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions whose activation is an argument, beside those of each activation: the same bits, and what they refuse."""
+
+import functools
+
+import cases
+import checks
+import kflib
+import numpy as np
+from storage import Failure, to_float
+
+MANIFEST = kflib.manifest()
+FUNCTIONS = MANIFEST["any"]
+KNOWN = {f["name"]: f for f in MANIFEST["functions"]}
+IDS = {a["name"]: a["id"] for a in MANIFEST["activations"]}
+# One of each way in which an activation stands in a schedule: results alone, gradients by result and inputs, sums in registers and in a ring, halves,
+# planes, dropout, integers.
+SOME = [("add_{act}", "f32"), ("add_{act}", "i32"), ("bias_{act}", "bf16"), ("{act}_glu", "f16"), ("batch_norm_{act}", "f32"),
+        ("bias_{act}_dropout", "bf16"), ("{act}_mul", "f64")]
+SIZES = {"flat": [(1003,), (512,), (7,)], "rows": [(5, 300), (36, 37), (9, 1024)], "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)]}
+
+
+def chosen(some):
+    """[(function, one of an activation)]. At level 1 of each function of `some` a share of the activations, of all of them every one several times;
+    from level 2 on all."""
+    if cases.LEVEL > 1:
+        return [(f, KNOWN[name]) for f in FUNCTIONS for name in f["functions"].values()]
+    found = []
+    for turn, f in enumerate(f for f in FUNCTIONS if (f["op"], f["dtypes"][0]) in some and len(f["dtypes"]) == 1 and f["state"] in (False, f["bwd"])):
+        found += [(f, KNOWN[name]) for i, name in enumerate(f["functions"].values()) if (i + turn) % 3 == 0 or f["dtypes"][0] == "i32"]
+    return found
+
+
+def library_of(pairs):
+    """What has to be compiled for them."""
+    return list({f["name"]: f for pair in pairs for f in pair}.values())
+
+
+def values(f, g, given, default=False):
+    """The arguments of f for those of g, the function of one activation. default: its scalars are NULL."""
+    names = [a["name"] for a in g["arguments"] if a["role"] == "act_scalar"]
+    scalars = np.array([given[n] for n in names] + [np.nan], np.float64 if f["dtypes"][0] == "f64" else np.float32)
+    return {**given, "activation": IDS[g["activation"]], "activation_scalars": None if default else scalars.ctypes.data, "held": scalars}
+
+
+def outputs(lib, memory, f, layout, own):
+    """{output: array} of a call. own: what makes f's arguments of the layout's."""
+    result, back = memory.run(layout.image, lambda base: lib.call(f, own(layout.given(base))))
+    if result:
+        raise Failure(f"{layout.where}: {f['name']} returned {result} ({lib.detail})")
+    layout.untouched(back)
+    return layout.outputs(back)
+
+
+def defaults(g):
+    return {a["name"]: a["default"] for a in g["arguments"] if a["role"] == "act_scalar"}
+
+
+def same(array, other, dtype):
+    """To the bit; of a NaN, which processors make of two as they come, that it is one."""
+    if dtype[0] == "i":
+        return np.array_equal(array, other)
+    raw = f"u{array.dtype.itemsize}"
+    nan = [np.isnan(to_float(x, dtype)) for x in (array, other)]
+    return bool(np.all((array.view(raw) == other.view(raw)) | (nan[0] & nan[1])))
+
+
+def compare(lib, memory, f, g):
+    """Forward or backward, by the result and by the inputs, of tensors of any length; with its own scalars and with their defaults."""
+    drops = [(checks.result_of(g),), checks.instead_of(g)] if checks.result_of(g) else [()]
+    for k, sizes in enumerate(SIZES[f["form"]]):
+        for drop in drops:
+            layout = checks.Layout(lib, g, sizes, cases.VALUES[k % 3], drop=drop, shift=k % 2)
+            if k == 2:
+                layout.scalars |= defaults(g)
+            found = [outputs(lib, memory, h, layout, own) for h, own in (
+                (g, dict), (f, functools.partial(values, f, g, default=k == 2)))]
+            for name, array in found[0].items():
+                if not same(array, found[1][name], layout.tensors[name]["dtype"]):
+                    at = np.flatnonzero(array != found[1][name])[0]
+                    raise Failure(f"{layout.where}: {name} without {drop} is not that of {f['name']}, first at {at} of {array.shape}")
+
+
+def refused(lib, memory, f, g, layout, **changed):
+    """The result of a call that has to leave everything as it was."""
+    result, back = memory.run(layout.image, lambda base: lib.call(f, values(f, g, layout.given(base)) | changed))
+    assert np.array_equal(back, layout.image), "something was written"
+    return result
+
+
+def refuses(lib, memory, f, g):
+    """No such activation, or one that the function leaves out."""
+    layout = checks.Layout(lib, g, SIZES[f["form"]][0])
+    name = f["cpu_name"] if lib.backend == "cpu" else f["name"]
+    for number in (999, -1, 2**31 - 1, -2, *([IDS["none"]] if "none" not in f["functions"] else [])):
+        result = refused(lib, memory, f, g, layout, activation=number)
+        assert (result, lib.detail) == (6, f"{name}: activation is {number}, expected the number of one that this function has")
+
+
+def refuses_falling(lib, memory, f, g):
+    """A scalar with which there is no gradient by the result."""
+    layout = checks.Layout(lib, g, SIZES[f["form"]][0])
+    layout.scalars["negative_slope"] = -0.5
+    assert refused(lib, memory, f, g, layout) == 3 and "negative_slope is -0.5, expected 0 or more where `out` is given" in lib.detail, lib.detail
