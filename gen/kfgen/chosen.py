@@ -9,7 +9,7 @@ from kfgen.dtypes import INT_DTYPES
 from kfgen.emit import emit, reads
 from kfgen.entries import ANY_ID
 
-FAMILIES = ("map",)
+FAMILIES = ("map", "row")
 WORD = "activation"  # in names, where those of one activation have its word
 
 
@@ -70,22 +70,27 @@ class Call:
     guard: str  # under which it is needed
 
 
-def calls(graph, roots, target, env, fixed=(), named=None, again=None):
-    """([Call], {node: how its result is spelled}) of the activations that the roots need, in the order of the calls. The arguments are written as
-    they are in one expression with the rest. named: as emit() has it. again: {node: a condition} of those that are needed under it alone."""
-    fixed = dict(fixed)
+def split(graph, roots, target, env, fixed=(), named=None, again=()):
+    """([Call], lines for the loop behind them, {node: how its result is spelled there}) of the activations that the roots need, in the order of the
+    calls. Their arguments are written as in one expression with the rest. named: as emit() has it. again: those of its nodes that an earlier pass
+    has left, unless rows are not held."""
     exact = replace(target, cheap=target.cheap - {"quotient"})  # the last bits of an argument show
-    found = []
+    named, fixed, calls, lines = named or {}, dict(fixed), [], []
+    inside = dict(fixed)  # the same in the loops of calls, where no lines are
     for i in reads(graph, roots, fixed):
         node = graph.nodes[i]
         if node.op not in ("act", "act_bwd") or i in fixed:
             continue
-        lines, texts = emit(graph, list(node.args), exact, env, fixed=fixed, named={n: t for n, t in (named or {}).items() if n != i})
-        call = Call(f"kfi_z{len(found)}", node.op == "act_bwd", lines, texts[0], texts[-1], (again or {}).get(i, ""))
-        call.x = target.chosen_argument(call.x) if call.bwd and target.chosen_argument else call.x
-        found.append(call)
-        fixed[i] = f"{call.name}[e]"
-    return found, fixed
+        own, texts = emit(graph, list(node.args), exact, env, fixed=inside, named={n: form for n, form in named.items() if n not in inside})
+        name, bwd = f"kfi_z{len(calls)}", node.op == "act_bwd"
+        x = target.chosen_argument(texts[0]) if bwd and target.chosen_argument else texts[0]
+        calls.append(Call(name, bwd, own, x, texts[-1], "!held" if i in again else ""))
+        inside[i] = fixed[i] = f"{name}[e]"
+        if i in named:
+            fixed[i], form = named[i]
+            inside[i] = f"({form.replace('{}', f'{name}[e]')})"
+            lines.append(f"const {target.ctype} {fixed[i]} = {form.replace('{}', f'{name}[e]')};")
+    return calls, lines, fixed
 
 
 def headers(renderer, op, kernels, extends):

@@ -6,7 +6,7 @@ computed element by element; between passes, once a row, what is made of their r
 What is here knows neither dtypes nor a backend: how things are spelled is given (emit.Target).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kfgen.emit import emit, reads
 from kfgen.expr import ELEM, KEEP, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
@@ -49,6 +49,7 @@ class Pass:
     first: int  # reductions of the passes before
     keeps: list  # values of an element that a later pass takes from here
     head: list  # statements ahead of the loop over elements
+    calls: list = field(default_factory=list)  # of a chosen activation, ahead of that loop (chosen.py)
 
     @property
     def codes(self):
@@ -66,6 +67,7 @@ class Program:
     names: list  # of a row's values that are computed
     kept: list  # of an element's values that are kept between passes
     head: list  # statements ahead of the loop over the last pass's elements
+    calls: list = field(default_factory=list)  # of a chosen activation, ahead of that loop
     groups: "Program" = None  # gradients that are added up over a channel's elements of a row
 
     def listing(self):
@@ -133,11 +135,11 @@ def costly(graph, i):
     return node.op in COSTLY or (node.op == "where" and graph.nodes[node.args[0]].value == KEEP)
 
 
-def program(graph, roots, target, env, sums=(), keep="", each="{}"):
+def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
     """The passes that compute the roots {name: node}. env: how variables are spelled. sums: names of roots that are taken as soon
     as they can be, since what they are made of need not be kept then. keep: how a costly value that an earlier pass has computed is
     spelled, with `name` for its name and {} for how it would be computed again, which it is without `keep`. each: how a row's value is
-    spelled where it is read, {} is its name."""
+    spelled where it is read, {} is its name. split: what writes calls of a chosen activation apart (chosen.split)."""
     nodes = list(roots.values())
     reach = graph.reachable(nodes)
     stage = stages(graph, nodes)
@@ -179,16 +181,21 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}"):
     def code(d):
         own = {i: (n, "{}" if home[i] == d else keep.replace("name", n)) for i, n in kept.items()}
         head = {} if target.masks else None
+        if split:  # what a later pass takes from here is there, though calls alone should read it
+            here = [i for i in kept if home[i] == d]
+            calls, first, fixed = split(graph, work[d] + here, target, env, done[d], own, {i for i in kept if home[i] != d})
+            lines, texts = emit(graph, work[d] + here, target, env, fixed=fixed, named=own)
+            return first + lines, texts[:len(work[d])], named(work[d], done[d]), [], calls
         lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own, head=head)
-        return lines, texts, named(work[d], done[d]), [text.replace("{}", n) for text, n in (head or {}).items()]
+        return lines, texts, named(work[d], done[d]), [text.replace("{}", n) for text, n in (head or {}).items()], []
 
     passes, first = [], 0
     for d in range(count):
-        lines, texts, read, head = code(d)
+        lines, texts, read, head, calls = code(d)
         reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip([i for i in reach if stage.get(i) == d], texts)]
         keeps = [n for i, n in kept.items() if home[i] == d]
-        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps, head))
+        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps, head, calls))
         first += len(terms[d])
-    lines, texts, read, head = code(count)
+    lines, texts, read, head, calls = code(count)
     found = dict(zip(last, texts)) | {n: spelled.get(i, env.get(graph.nodes[i].value, "")) for n, i in roots.items() if graph.level(i) == ROW}
-    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()), head)
+    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()), head, calls)

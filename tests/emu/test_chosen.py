@@ -8,7 +8,8 @@ import pytest
 import toolkit
 from conftest import BUILD
 
-PAIRS = chosen.chosen(chosen.SOME)
+OPS = [(op, dtype) for op, dtype in chosen.SOME if op != "{act}_glu" and dtype not in ("i32", "f64")]  # of schedules; words are C's too
+PAIRS = chosen.chosen(OPS)
 FIRST = list({f["name"]: (f, g) for f, g in PAIRS}.values())
 FALLING = [(f, g) for f, g in PAIRS if g["activation"] == "leaky_relu" and checks.result_of(g)]
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")

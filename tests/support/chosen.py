@@ -13,21 +13,23 @@ MANIFEST = kflib.manifest()
 FUNCTIONS = MANIFEST["any"]
 KNOWN = {f["name"]: f for f in MANIFEST["functions"]}
 IDS = {a["name"]: a["id"] for a in MANIFEST["activations"]}
-# One of each way in which an activation stands in a schedule: results alone, gradients by result and inputs, sums in registers and in a ring, halves,
-# planes, dropout, integers.
+# One of each way in which an activation stands in a schedule: results alone, gradients by result and inputs, integers, sums in registers and in a
+# ring, halves, planes, dropout; over rows: ahead of reductions and behind, kept between passes, weights, groups' own sums.
 SOME = [("add_{act}", "f32"), ("add_{act}", "i32"), ("bias_{act}", "bf16"), ("{act}_glu", "f16"), ("batch_norm_{act}", "f32"),
-        ("bias_{act}_dropout", "bf16"), ("{act}_mul", "f64")]
-SIZES = {"flat": [(1003,), (512,), (7,)], "rows": [(5, 300), (36, 37), (9, 1024)], "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)]}
+        ("layer_norm_{act}", "bf16"), ("group_norm_{act}", "f32"), ("layer_norm_{act}_dropout", "f64")]
+SIZES = {"flat": [(1003,), (512,), (7,)], "rows": [(5, 300), (36, 37), (9, 1024)], "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)],
+         "groups": [(2, 1, 3, 12, 5), (2, 3, 2, 8, 6), (1, 2, 2, 6, 20)], "channels": [(2, 3, 40), (4, 7, 1), (3, 5, 49)]}
 
 
-def chosen(some):
-    """[(function, one of an activation)]. At level 1 of each function of `some` a share of the activations, of all of them every one several times;
-    from level 2 on all."""
+def chosen(ops):
+    """[(function, one of an activation)]. At level 1 of functions of `ops` a few activations, among all of them every one; from level 2 on all."""
     if cases.LEVEL > 1:
         return [(f, KNOWN[name]) for f in FUNCTIONS for name in f["functions"].values()]
+    some = [f for f in FUNCTIONS if (f["op"], f["dtypes"][0]) in ops and len(f["dtypes"]) == 1 and f["state"] in (False, f["bwd"])]
     found = []
-    for turn, f in enumerate(f for f in FUNCTIONS if (f["op"], f["dtypes"][0]) in some and len(f["dtypes"]) == 1 and f["state"] in (False, f["bwd"])):
-        found += [(f, KNOWN[name]) for i, name in enumerate(f["functions"].values()) if (i + turn) % 3 == 0 or f["dtypes"][0] == "i32"]
+    for turn, f in enumerate(sorted(some, key=lambda f: f["dtypes"][0] == "i32")):
+        found += [(f, KNOWN[name]) for i, (act, name) in enumerate(f["functions"].items())
+                  if (i + turn) % (4 if f["family"] == "map" else 11) == 0 or f["dtypes"][0] == "i32" or (act == "leaky_relu" and f["bwd"])]
     return found
 
 

@@ -33,7 +33,8 @@ class MapCuda(Cuda):
     @functools.cached_property
     def split(self):
         """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
-        return chosen.calls(self.k.graph, self.loop_roots, *self._loop) if self.k.chosen else ([], self._loop[2])
+        calls, _, fixed = chosen.split(self.k.graph, self.loop_roots, *self._loop) if self.k.chosen else ([], [], self._loop[2])
+        return calls, fixed
 
     @functools.cached_property
     def code(self):

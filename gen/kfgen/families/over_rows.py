@@ -176,7 +176,7 @@ class RowsKernel(Kernel):
         """What is added up over a channel's elements of a row is a program of its own."""
         apart = {s.name: roots.pop(s.name) for s in self.group_sums}
         found = program(graph, roots, target, env, *more, **options)
-        found.groups = program(graph, apart, target, env) if apart else None
+        found.groups = program(graph, apart, target, env, split=options.get("split")) if apart else None
         return found
 
 

@@ -4,6 +4,7 @@
 import functools
 from dataclasses import replace
 
+from kfgen import chosen
 from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import copy, picks, stored
@@ -29,7 +30,8 @@ class RowCuda(RowsCuda):
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
         target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<held>")
         return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, target, env,
-                            [s.name for s in self.k.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}")
+                            [s.name for s in self.k.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}",
+                            split=chosen.split if self.k.chosen else None)
 
     @property
     def held(self):
