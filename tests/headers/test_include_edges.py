@@ -16,7 +16,8 @@ ALLOWED = {"stdint.h", "stddef.h", "stdarg.h", "stdio.h", "string.h", "math.h", 
 # And what a system has, for the runtime.
 SYSTEM = {"stdlib.h", "pthread.h", "time.h"}
 # What a layer of include/kf may include of kf. The umbrellas, kf/kf.h, kf/kf.cuh and a user's, are the directory kf itself.
-LAYERS = {"core": {"core"}, "ops": {"core", "ops"}, "user": {"core", "ops", "user"}, "runtime": {"core", "ops", "user", "runtime", "kf"},
+LAYERS = {"core": {"core"}, "ops": {"core", "ops"}, "any": {"core", "ops", "any"}, "user": {"core", "ops", "user"},
+          "runtime": {"core", "ops", "any", "user", "runtime", "kf"},
           "kf": {"core", "ops", "user", "runtime"}}
 SHARED_WITH_C = {"dtype.h"}  # the one C header that may name CUDA's types
 # What a folder's Python may import of the repository's own. Third parties: kfgen renders with jinja2 alone.

@@ -32,7 +32,8 @@ STEMS = sorted({pathlib.Path(f["header"]).name for f in FUNCTIONS})
 CORE = kflib.ROOT / "include/kf/core"
 CORE_C = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.h"))
 CORE_CUDA = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.cuh"))
-ALL_C = [*CORE_C, "kf/ops/activations.h", *(f"kf/ops/{s}.h" for s in STEMS), "kf/kf.h"]
+ALL_C = [*CORE_C, "kf/ops/activations.h", *(f"kf/ops/{s}.h" for s in STEMS), "kf/any/activations.h",
+         *sorted({f"{f['header']}.h" for f in kflib.manifest()["any"]}), "kf/kf.h"]
 
 
 def execute(command, cwd=None):
