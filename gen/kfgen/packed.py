@@ -26,14 +26,17 @@ def functions(manifest):
 
 def words(f, typed=False):
     """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's and p
-    behind the op's; seed and offset; the workspace. typed: pointers as C++ takes them, too."""
+    behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, p in a place of its own."""
     order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
     at, found = dict.fromkeys("tns", 0), []
-    alone = {"seed": "r[0]", "offset": "r[1]"}
+    alone = {"seed": "r[0]", "offset": "r[1]", "activation": "a", "activation_scalars": "kfi_of_act"}
     for a in f["arguments"]:
         array = order.get(a["role"])
         if array:
             cast = "(float)" if a.get("ctype") == "float" else ""
+            if typed and a["role"] == "probability":
+                found.append(f"{cast}s[KFI_RT_P]")
+                continue
             if typed and array == "t":
                 cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"
             found.append(f"{cast}{array}[{at[array]}]")

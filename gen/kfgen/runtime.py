@@ -4,7 +4,7 @@ include/kf/runtime/call.h reads, and one function for each op and direction, who
 
 from dataclasses import dataclass, field
 
-from kfgen import names, packed
+from kfgen import limits, names, packed
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
@@ -18,6 +18,7 @@ class Function:
 
     members: list  # of the manifest, of all activations and dtypes
     activations: list = field(default_factory=list)  # those that they have, as the manifest has them
+    any: list = field(default_factory=list)  # their functions whose activation is an argument, one for the same dtypes
 
     def __post_init__(self):
         self.first = self.members[0]
@@ -105,18 +106,33 @@ class Function:
         return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
                 f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
 
+    @property
+    def count_of_entries(self):
+        """A program may leave out activations."""
+        entries = f"kfi_rt_entries_{self.stem}"
+        return f"(int)(sizeof {entries} / sizeof *{entries}) - 1" if self.has_act else len(self.members)
+
     def description(self):
         """The fields of kfi_rt_op behind its tables."""
         least = [-what for what in self.what.values() if isinstance(what, int)]
         least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
         made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
         return ", ".join(str(x) for x in (
-            len(self.tensors), len(self.activations), len(self.members), len(self.what), len(self.integers), len(self.scalars),
+            len(self.tensors), len(self.activations), self.count_of_entries, len(self.what), len(self.integers), len(self.scalars),
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd),
             "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER",
             int(self.chooses_axis), int(self.groups), self.batch()))
+
+    def any_of(self, f):
+        """The function for any activation that stands for this one on a GPU."""
+        return next(g for g in self.any if g["dtypes"] == f["dtypes"])
+
+    def act_scalars(self, f):
+        """An array of what is behind the op's scalars, as long as an activation may have."""
+        ctype = next(a["ctype"] for a in f["arguments"] if a["role"] == "activation_scalars").removeprefix("const ").removesuffix(" *")
+        return f"const {ctype} kfi_of_act[] = {{{', '.join(f'({ctype})s[{len(self.scalars) + i}]' for i in range(limits.ACT_SCALARS))}}};"
 
     def entry(self, f):
         known = {v["name"]: v["dtype"] for v in f["variables"]}
@@ -142,7 +158,12 @@ def functions(manifest):
         if not f["state"] and f["axes"]:
             groups.setdefault((f["op"], f["bwd"]), []).append(f)
     known = {a["name"]: a for a in manifest["activations"]}
-    return [Function(members, [known[name] for name in dict.fromkeys(f["activation"] for f in members)]) for members in groups.values()]
+    of_any = {}
+    for f in manifest["any"]:
+        if not f["state"]:
+            of_any.setdefault((f["op"], f["bwd"]), []).append(f)
+    return [Function(members, [known[name] for name in dict.fromkeys(f["activation"] for f in members)], of_any.get(key, []))
+            for key, members in groups.items()]
 
 
 def aliases(manifest, made):
@@ -169,6 +190,8 @@ def render(manifest, name):
     known = aliases(manifest, made)
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
-             "headers": list(dict.fromkeys(f.first["header"] for f in made)), "activations": manifest["activations"], "words": packed.words,
+             "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
+             "any_headers": list(dict.fromkeys(g["header"] for f in made for g in f.any)), "activations": manifest["activations"],
+             "ids": {a["name"]: a["id"] for a in manifest["activations"]}, "words": packed.words,
              "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -37,11 +37,11 @@ def compile_library(folder, made):
     return runtime_api.compile_library(folder, *include(folder, made), text=IMPLEMENTATION, name="ops.c")
 
 
-def compile_emulated(folder, made):
-    """With functions on tensors of a GPU too, whose kernels the emulation runs."""
+def compile_emulated(folder, made, *defined):
+    """With functions on tensors of a GPU too, whose kernels the emulation runs. defined: further words for the compiler."""
     own = [f"-I{emulator.HERE}/include", f"-I{emulator.HERE}", *include(folder, made), f"-I{kflib.ROOT}/tests/support", *emulator.flags("plain")]
     link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain")]
-    return runtime_api.compile_library(folder, *own, "-DKFI_RT_BLOCK_OF_GPU=1000", compiler="g++ -std=c++17", warnings=(), link=link,
+    return runtime_api.compile_library(folder, *own, "-DKFI_RT_BLOCK_OF_GPU=1000", *defined, compiler="g++ -std=c++17", warnings=(), link=link,
                                        text='#include "emulated_memory.h"\n' + IMPLEMENTATION, name="emulated.cpp")
 
 

@@ -7,14 +7,14 @@
 #include "kf/runtime/blocks.h"
 #include "kf/runtime/strides.h"
 
-/* The launcher's scalars: the op's, the activation's, p. */
+/* The launcher's scalars: the op's, the activation's; p. */
 static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_activation *const a = &c->op->activations[m->activation];
     int at = 0;
     for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
     for (int i = 0; i < a->scalars; ++i) m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
-    if (c->op->dropout) m->s[at] = c->p;
+    m->s[KFI_RT_P] = c->p;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
 /* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. */

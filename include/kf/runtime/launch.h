@@ -14,8 +14,9 @@ static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, voi
 {
     kf_context_t *const ctx = c->ctx;
     const int before = ctx->device->make_current(ctx);
-    kf_result_t result = kfi_rt_launcher_of(m->entry, ctx->device->type)
-                             ->run(t, m->n, strides, m->s, c->rng, room, bytes, c->stream ? c->stream->native : NULL);
+    kf_result_t result =
+        kfi_rt_launcher_of(m->entry, ctx->device->type)
+            ->run(t, m->n, strides, m->s, c->op->activations[m->activation].id, c->rng, room, bytes, c->stream ? c->stream->native : NULL);
     if (result == KF_SUCCESS && ctx->debug) result = ctx->device->synchronize(c->op->name, ctx, c->stream);
     ctx->device->restore(before);
     return result;

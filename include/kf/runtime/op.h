@@ -9,13 +9,27 @@
 #define KFI_RT_TENSORS 24
 #define KFI_RT_SIZES 5
 #define KFI_RT_SCALARS 16
+#define KFI_RT_P (KFI_RT_SCALARS - 1) /* the place of a dropout's probability, behind all others */
 
-/* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers; the struct of strides; scalars; seed and
-   offset; workspace and its bytes; and a CUDA stream. */
+/* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU, where one serves them all: a bit for each
+   number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. */
+#ifndef KF_RUNTIME_ACTIVATIONS
+#define KF_RUNTIME_ACTIVATIONS (-1)
+#endif
+#ifndef KF_RUNTIME_FAST
+#define KF_RUNTIME_FAST 0
+#endif
+#define KFI_RT_HAS(id) ((id) > 62 || ((KF_RUNTIME_ACTIVATIONS) + 0ll) >> ((id) % 63) & 1)
+#define KFI_RT_NO_ACTIVATION 0x7fffffff /* the number of one that was left out */
+#define KFI_RT_IS_FAST(id) ((id) < 63 && ((KF_RUNTIME_FAST) + 0ll) >> ((id) % 63) & 1)
+
+/* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers; the struct of strides; scalars; the
+   number of the activation; seed and offset; workspace and its bytes; and a CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
 #define KFI_RT_PARAMETERS                                                                                                                  \
     KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d, KFI_RT_UNUSED const double *s,           \
-        KFI_RT_UNUSED const uint64_t *r, KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b, KFI_RT_UNUSED struct CUstream_st *q
+        KFI_RT_UNUSED int a, KFI_RT_UNUSED const uint64_t *r, KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b,                               \
+        KFI_RT_UNUSED struct CUstream_st *q
 
 /* What a size is the product of: dimensions of the op's elements, or a number that is no extent of theirs. */
 enum {
