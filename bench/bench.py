@@ -79,7 +79,14 @@ def measure(case, lib, pool, timer, args, library):
     kf(0)
     row["error"] = round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3) if peers.known(case.f) else None
 
-    timed, wrong = {"kf": kf, **contenders.copy_calls(case, pool, sets, args.backend)}, {}
+    own = {}
+    if case.any:  # of the same tensors
+        for tensor in data[0][1].values():
+            tensors.poison(tensor)
+        own["any"] = contenders.any_calls(case, lib, pool, data, stream, library["ids"])
+        own["any"](0)
+        row["any_error"] = round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3) if peers.known(case.f) else None
+    timed, wrong = {"kf": kf, **own, **contenders.copy_calls(case, pool, sets, args.backend)}, {}
     for name, (call, names) in contenders.peer_calls(case, data, args, library).items():
         try:
             if names is not None:
@@ -218,7 +225,7 @@ def run(args, found, started):
     if args.shard:
         return compile_only(found, pool, args, started)
     flags = shlex.split(args.flags) if args.flags else list(kflib.CUDA_FLAGS if args.backend == "cuda" else kflib.CPU_FLAGS)
-    functions = list({f["name"]: f for c in found for f in (c.f, c.forward if c.saved else None) if f}.values())
+    functions = list({f["name"]: f for c in found for f in (c.f, c.forward if c.saved else None, c.any) if f}.values())
     lib = kflib.build(args.backend, functions, args.build_dir, flags=flags)
     print(f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases", flush=True)
     compiles = not args.no_compile and any(p.startswith("compile") for c in found for p in c.peers)
@@ -227,6 +234,7 @@ def run(args, found, started):
         print(f"compile cache filled at {time.monotonic() - started:.0f} s", flush=True)
     timer = timing.Cuda() if args.backend == "cuda" else timing.Cpu(args.threads)
     library = contenders.libraries(args, pool, timer, flags) if any("cub" in c.peers and c.f["family"] == "reduce" for c in found) else {}
+    library["ids"] = {a["name"]: a["id"] for a in kflib.manifest()["activations"]}
     header = head(args, flags)
     if args.backend == "cuda":
         timer.warm_up()

@@ -22,6 +22,7 @@ class Case:
     shared: bool = False  # gradients that are proven equal share one pointer
     scalars: dict = dataclasses.field(default_factory=dict)
     forward: dict = None  # of a gradient: its forward's entry
+    any: dict = None  # the function for any activation that it may be called by
     by_result: list = None  # of one by the activation's result: its statements of torch
 
     @property
@@ -156,7 +157,8 @@ def _made(f, sizes, at, entry, data, peers, manifest):
     scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
     scalars |= {name: n for name, n in zip(f["sizes"], sizes) if name == "groups"}  # which no tensor's shape says
     by_result = f["bwd"] and f["statements_by_result"] and manifest["statements"][f["statements_by_result"]]["torch"]
-    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, by_result or None)
+    any_ = next((g for g in manifest["any"] if f["name"] in g["functions"].values()), None) if "any" in peers else None
+    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, any_, by_result or None)
 
 
 def _taken(f, entry, lists):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is timed of a case: kf's launcher, a copy of as many bytes, and the peers; each a function of the number of a tensor set."""
 
+import numpy as np
 import peers
 import peers.map as maps
 import torch
@@ -10,11 +11,12 @@ COLD_BYTES = 192 << 20                   # three times the largest L2 in use, an
 WHOLE = 256 << 20                        # tensors from here on evict themselves: one set of them is cold
 
 
-def bound(case, f, lib, pool, inputs, outputs, stream):
-    """A launcher on these tensors; what is not among them is NULL."""
+def bound(case, f, lib, pool, inputs, outputs, stream, more=()):
+    """A launcher on these tensors; what is not among them is NULL. more: values of other arguments, by name."""
     need = lib.workspace_bytes(f, list(case.sizes))
     seed, offset, p = DROPOUT
-    values = {k: case.scalars[k] for k in f["scalars"]} | dict(zip(f["sizes"], case.sizes)) | {"p": p, "seed": seed, "offset": offset}
+    values = {k: case.scalars[k] for k in f.get("scalars", case.f["scalars"])} | dict(more) | dict(zip(f["sizes"], case.sizes))
+    values |= {"p": p, "seed": seed, "offset": offset}
     values |= {"workspace": pool.scratch(need, "workspace").data_ptr() if need else None, "workspace_bytes": need}
     for a in f["arguments"]:
         if a["role"] in ("in", "out", "sum"):
@@ -36,6 +38,17 @@ def fill_saved(case, lib, pool, inputs, stream):
         if a["role"] == "out" and a["name"] not in outputs and not a["null"] and a["name"] not in case.skip:
             outputs[a["name"]] = pool.scratch(case.size(a), "forward", a["name"])
     bound(case, case.forward, lib, pool, inputs, outputs, stream)()
+
+
+def any_calls(case, lib, pool, data, stream, ids):
+    """The same by the function whose activation is an argument. ids: {activation: its number}."""
+    names = [a["name"] for a in case.f["arguments"] if a["role"] == "act_scalar"]
+    held = np.array([case.scalars[n] for n in names] + [0.0], np.float64 if case.f["dtypes"][0] == "f64" else np.float32)
+    given = {"activation": ids[case.f["activation"]], "activation_scalars": held.ctypes.data}
+    unread = {a["name"] for a in case.f["arguments"] if a.get("unread")}
+    calls = [bound(case, case.any, lib, pool, {n: t for n, t in inputs.items() if n not in unread}, outputs, stream, given)
+             for inputs, outputs in data]
+    return lambda i, held=held: calls[i]()
 
 
 def kf_calls(case, lib, pool, data, stream):
@@ -96,7 +109,7 @@ def peer_calls(case, data, args, library=None):
         return torch.compile(function, fullgraph=True, dynamic=False, mode=args.mode)
 
     for peer in case.peers:
-        if peer.startswith("compile") and args.no_compile or peer == "compile_autograd" and not gradient:
+        if peer == "any" or peer.startswith("compile") and args.no_compile or peer == "compile_autograd" and not gradient:
             continue
         if peer in ("cub", "cublas"):
             if peer in (library or {}) and f["family"] == "reduce" and not f["bwd"]:
