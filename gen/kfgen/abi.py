@@ -7,7 +7,9 @@ programs that were compiled before, and asks for a new version.
 
 import re
 
+from kfgen import chosen
 from kfgen.dtypes import INT_DTYPES
+from kfgen.entries import ANY_ID
 from kfgen.paths import INCLUDE
 
 CORE = INCLUDE / "kf/core"
@@ -38,6 +40,8 @@ def _parameters(kernel, arguments):
             return f"{'const ' if a.role == 'in' else ''}{letters.get(types[a.name], types[a.name])} *{a.name}"
         if a.role in ("scalar", "act_scalar", "beta", "probability"):
             return f"S {a.name}"
+        if a.role == "activation_scalars":
+            return f"const S *{a.name}"
         return f"{a.ctype}{a.name}"
 
     return [text(a) for a in arguments]
@@ -54,6 +58,9 @@ def _functions(selection):
             yield k.words, f"{what} ({', '.join(parts)})"
             for act in k.acts if k.has_act else ():
                 yield act.name, f"activations of {what}{integers}"
+        for launcher in chosen.kernel(k).launchers if chosen.has(k) else ():
+            what = f"{k.op.pattern}{', state' if launcher.state else ''}{', backward' if k.bwd else ''}, activation as an argument"
+            yield k.words, f"{what} ({', '.join([*_parameters(k, launcher.arguments), 'stream'])})"
         if k.has_workspace:
             yield k.words, f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})"
 
@@ -72,7 +79,7 @@ def facts(selection):
     found += [(str(a.id), f"activation {a.name} ({', '.join(a.scalars)})") for a in selection.activations]
     size, aligned = re.search(r"sizeof\(kf_rng_t\) == (\d+) && alignof\(kf_rng_t\) == (\d+)", (CORE / "rng.h").read_text()).groups()
     found += [(size, "bytes of kf_rng_t"), (aligned, "alignment of kf_rng_t"), ("256", "alignment of a workspace, and of its size")]
-    found += [("-9223372036854775808", "KF_BROADCAST"), *_strides(selection)]
+    found += [(str(ANY_ID), "KF_ACT_ANY"), ("-9223372036854775808", "KF_BROADCAST"), *_strides(selection)]
     return list(dict.fromkeys([*found, *_functions(selection)]))
 
 
