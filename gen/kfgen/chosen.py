@@ -9,7 +9,7 @@ from kfgen.dtypes import INT_DTYPES
 from kfgen.emit import emit, reads
 from kfgen.entries import ANY_ID
 
-FAMILIES = ("map", "row")
+FAMILIES = ("map", "row", "reduce")
 WORD = "activation"  # in names, where those of one activation have its word
 
 

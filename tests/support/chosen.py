@@ -18,6 +18,7 @@ IDS = {a["name"]: a["id"] for a in MANIFEST["activations"]}
 SOME = [("add_{act}", "f32"), ("add_{act}", "i32"), ("bias_{act}", "bf16"), ("{act}_glu", "f16"), ("batch_norm_{act}", "f32"),
         ("layer_norm_{act}", "bf16"), ("group_norm_{act}", "f32"), ("layer_norm_{act}_dropout", "f64")]
 SIZES = {"flat": [(1003,), (512,), (7,)], "rows": [(5, 300), (36, 37), (9, 1024)], "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)],
+         "axis": [(5, 7, 3), (3, 300, 1), (2, 70, 16)],
          "groups": [(2, 1, 3, 12, 5), (2, 3, 2, 8, 6), (1, 2, 2, 6, 20)], "channels": [(2, 3, 40), (4, 7, 1), (3, 5, 49)]}
 
 
@@ -67,13 +68,13 @@ def same(array, other, dtype):
     return bool(np.all((array.view(raw) == other.view(raw)) | (nan[0] & nan[1])))
 
 
-def compare(lib, memory, f, g, exact=True):
+def compare(lib, memory, f, g, exact=True, files=()):
     """Forward or backward, by the result and by the inputs, of tensors of any length; with its own scalars and with their defaults. exact: to the
-    bit; else within the oracle's bound."""
+    bit; else within the oracle's bound. files: the spec's, where it is a user's."""
     drops = [(checks.result_of(g),), checks.instead_of(g)] if checks.result_of(g) else [()]
     for k, sizes in enumerate(SIZES[f["form"]]):
         for drop in drops:
-            layout = checks.Layout(lib, g, sizes, cases.VALUES[k % 3], drop=drop, shift=k % 2)
+            layout = checks.Layout(lib, g, sizes, cases.VALUES[k % 3], drop=drop, shift=k % 2, files=files)
             if k == 2:
                 layout.scalars |= defaults(g)
             found = outputs(lib, memory, f, layout, functools.partial(values, f, g, default=k == 2))

@@ -7,7 +7,7 @@ from kfgen.passes import inlined, program
 
 
 class ReduceC(RowsC):
-    code = "kfi_reduce_{}"
+    code, chosen_type = "kfi_reduce_{}", "kfi_walk"
 
     @property
     def workspace_bytes(self):

@@ -3,6 +3,7 @@
 
 import functools
 
+from kfgen import chosen
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import program
 from kfgen.schedule import Instance
@@ -33,7 +34,8 @@ class ReduceCuda(RowsCuda):
     @functools.cached_property
     def program(self):
         env = {s.name: f"{s.name}_f[e]" for s in self.k.loads} | {s.name: f"{s.name}_i[e]" for s in self.k.values}
-        return program(self.k.graph, {s.name: r for s, r in zip(self.k.outputs, self.k.roots)}, self.rows_target, env, each="{}_s[e]")
+        return program(self.k.graph, {s.name: r for s, r in zip(self.k.outputs, self.k.roots)}, self.rows_target, env, each="{}_s[e]",
+                       split=chosen.split if self.k.chosen else None)
 
     @property
     def workspace_bytes(self):

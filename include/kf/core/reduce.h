@@ -174,7 +174,8 @@ KFI_HOST size_t kfi_cpu_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner
     kfi_reduce_plan(&m, outer, axis, inner);
     return m.parts > 1 ? kfi_workspace((size_t)m.results * ((size_t)most * (size_t)m.parts + (size_t)all) * (size_t)acc_size) : 0;
 }
-KFI_HOST void kfi_reduce_walk(kfi_cpu_reduce *m, void (*walk)(void *, kf_i64), int stage)
+typedef void (*kfi_walk)(void *, kf_i64);
+KFI_HOST void kfi_reduce_walk(kfi_cpu_reduce *m, kfi_walk walk, int stage)
 {
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, unit = m->length * (m->inner < KFI_STRIP ? m->inner : KFI_STRIP);
     m->stage = stage;
@@ -183,7 +184,7 @@ KFI_HOST void kfi_reduce_walk(kfi_cpu_reduce *m, void (*walk)(void *, kf_i64), i
     kfi_parallel((m->units + m->per_block - 1) / m->per_block, walk, m, m->total >= KF_OMP_MIN);
 }
 
-KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner, void (*walk)(void *, kf_i64), void *workspace, size_t workspace_bytes)
+KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner, kfi_walk walk, void *workspace, size_t workspace_bytes)
 {
     const kf_i64 sizes[] = {outer, axis, inner};
     kf_result_t result = kfi_check_sizes(&m->name, "outer axis inner", sizes, 3);
