@@ -102,12 +102,13 @@ def headers(renderer, op, kernels, extends):
     folder, ops = names.folder_of_chosen(user), names.folder(user)
     for ext, template in ((".cuh", "cuda/chosen.cuh.j2"), (".h", "cpu/chosen.h.j2")):
         renderer.header(f"{folder}/{stem}{ext}", template, op=op, kernels=own, chosen=[kernel(k) for k in own], device=False, user=user,
-                        stem=stem, op_header=f"{ops}/{stem}{ext}", activations_header=f"{folder}/activations{ext}", extends=extends)
+                        stem=stem, facts=f"{folder}/activations.h", extends=extends, op_header=f"{ops}/{stem}{ext}",
+                        activations_header=f"{folder}/activations{ext}")
 
 
 def activations(renderer, codes):
     """Adds what those headers have in common: the activations by their numbers."""
     folder, user = names.folder_of_chosen(renderer.user), renderer.user
-    renderer.header(f"{folder}/activations.h", "cpu/chosen_activations.h.j2", activations=codes, user=user)
+    renderer.header(f"{folder}/activations.h", "cpu/chosen_activations.h.j2", activations=codes, user=user, word=WORD)
     renderer.header(f"{folder}/activations.cuh", "cuda/chosen_activations.cuh.j2", activations=codes, user=user,
                     facts=f"{folder}/activations.h", functions=f"{names.folder(user)}/activations.cuh")
