@@ -102,7 +102,8 @@ def headers(renderer, op, kernels, extends):
     folder, ops = names.folder_of_chosen(user), names.folder(user)
     for ext, template in ((".cuh", "cuda/chosen.cuh.j2"), (".h", "cpu/chosen.h.j2")):
         renderer.header(f"{folder}/{stem}{ext}", template, op=op, kernels=own, chosen=[kernel(k) for k in own], device=False, user=user,
-                        stem=stem, facts=f"{folder}/activations.h", extends=extends, op_header=f"{ops}/{stem}{ext}",
+                        stem=stem, facts=f"{folder}/activations.h", extends=extends,
+                        all_acts=len(renderer.selection.activations), op_header=f"{ops}/{stem}{ext}",
                         activations_header=f"{folder}/activations{ext}")
 
 

@@ -199,10 +199,9 @@ class MapC(C):
 
     chosen_type = "kfi_tile_fn"
 
-    def chosen_code(self, act):
+    def chosen_code(self, word):
         """What a call walks with whose activation is an argument."""
-        tile = f"kfi_tile_{self.k.name}_{act.name}"
-        return f"by ? {tile}_by_result : {tile}" if self.k.by(act) else tile
+        return f"kfi_tile_{self.k.name}_{word}"
 
     def chosen_arguments(self, launcher):
         k = self.k

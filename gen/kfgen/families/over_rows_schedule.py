@@ -57,9 +57,9 @@ class RowsC(C):
 
     chosen_type = "const kfi_row_pass *"
 
-    def chosen_code(self, act):
+    def chosen_code(self, word):
         """What a call walks with whose activation is an argument."""
-        return self.code.format(f"{self.k.name}_{act.name}")
+        return self.code.format(f"{self.k.name}_{word}")
 
     def chosen_arguments(self, launcher):
         k = self.k
