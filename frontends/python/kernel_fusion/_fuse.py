@@ -22,7 +22,8 @@ class Fused:
         name = f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
         try:
             chosen = fused.selection(name, entry)
-            found, formulas = frontend.table(chosen)["ops"][0], frontend.formulas(manifest.build(chosen)).get(name, {})
+            made = manifest.build(chosen)
+            found, formulas = frontend.table(made)["ops"][0], frontend.formulas(made).get(name, {})
         except (entries.SpecError, expr.ExprError) as e:
             raise ValueError(f"kf.{label}: {_said(e)}") from None
         self._own = _compiled.Own(name, entry, label)
