@@ -17,6 +17,11 @@ ATOM, WIDTH = 9, 94
 def formulas(k, by=False):
     """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it; by: of the
     activation's result."""
+    return k.formulas(by)
+
+
+def of_elements(k, by):
+    """Of kernels whose results are made of the elements beside them."""
     if not k.bwd:
         return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     graph, roots = k.graph_by() if by else (k.graph, [root for s in k.outputs for root in s.exprs])

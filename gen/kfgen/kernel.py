@@ -183,6 +183,20 @@ class Kernel:
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
 
     @property
+    def forward_dtypes(self):
+        """Those of the forward that it is of."""
+        return self.dtypes
+
+    def accumulated(self, stream):
+        """Whether a result is added to `beta` times what is there."""
+        return self.accumulates
+
+    @property
+    def backends(self):
+        """Those that have its functions."""
+        return self.family.backends
+
+    @property
     def betas(self):
         return ["beta"] if self.accumulates else []
 
@@ -315,14 +329,20 @@ class Kernel:
         """What each number of a tensor's strides adds to its name, the innermost first."""
         return self.family.levels[self.form]
 
+    def levels_of(self, name):
+        """Those of one tensor, of either direction."""
+        return self.levels
+
     @property
     def stride_fields(self):
-        return [name + level for name in self.strided for level in self.levels]
+        return [name + level for name in self.strided for level in self.levels_of(name)]
 
     @property
     def stride_codes(self):
         """Where the numbers of each tensor begin, as core/check.h reads it."""
-        first = {name: chr(ord("0") + len(self.levels) * i) for i, name in enumerate(self.strided)}
+        first, at = {}, ord("0")
+        for name in self.strided:
+            first[name], at = chr(at), at + len(self.levels_of(name))
         return "".join(first.get(name, " ") for name in self.tensor_names)
 
     @property
@@ -374,6 +394,10 @@ class Kernel:
     def added(self):
         """Gradients that the second stage adds up."""
         return self.sums
+
+    def formulas(self, by):
+        """As contract.formulas has them."""
+        return contract.of_elements(self, by)
 
     @property
     def title(self):
