@@ -138,12 +138,17 @@ class GemmKernel(Kernel):
         return self.graph.nodes[self.roots[-1]].op == "var"
 
     def passes_on(self, act):
-        """Whether the result's gradient is that of the product, with this activation: no slopes are made of it."""
+        """The result's gradient that is that of the one product, with this activation: no slopes are made of it. Empty: none is."""
         graph = Graph()
         own = {s: graph.var(s) for s in act.scalars}
         roots = [p.slope for p in self.products]
         found = substitute(self.graph, graph, roots, {}, act=(lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)))
-        return len(found) == 1 and graph.nodes[found[0]].op == "var"
+        return len(found) == 1 and graph.nodes[found[0]].op == "var" and graph.nodes[found[0]].value
+
+    @property
+    def passed(self):
+        """The result's gradient that is passed on, if there are activations with which one is."""
+        return next((name for act in self.acts if (name := self.passes_on(act))), "")
 
     @functools.cached_property
     def seams(self):

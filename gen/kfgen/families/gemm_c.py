@@ -117,11 +117,16 @@ class GemmC(C):
         return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
 
     @property
+    def factor(self):
+        """The number of the tensor that the left factor is, or that it is made of and lies as."""
+        return self.number(next(s.name for s in self.k.operands if s.kind == "left"))
+
+    @property
     def passes_on(self):
         """How the run function is told whether the result's gradient is that of the product."""
-        if self.k.has_act and any(self.k.passes_on(a) != self.k.passes_on(self.k.acts[0]) for a in self.k.acts):
+        if self.k.has_act and len({bool(self.k.passes_on(a)) for a in self.k.acts}) > 1:
             return "kfi_passes_on"
-        return str(int(self.k.passes_on(self.k.acts[0])))
+        return str(int(bool(self.k.passes_on(self.k.acts[0]))))
 
     @property
     def run_parameters(self):
@@ -141,7 +146,7 @@ class GemmC(C):
             found.append(f"{k.result} ? {self.name(seam, act, True)} : {plain}" if self._has_by(seam, act) else plain)
         found += [f"{k.result} ? 2 : {int(bwd_reads_x(act))}" if by else str(int(bwd_reads_x(act)))] * k.asks_reads
         found += [f'"{rising(act)}"' if by and act.rising else "NULL"] * k.by_result
-        found += [str(int(k.passes_on(act)))] if k.bwd and self.passes_on == "kfi_passes_on" else []
+        found += [str(int(bool(k.passes_on(act))))] if k.bwd and self.passes_on == "kfi_passes_on" else []
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] * bool(k.strided)
         found += ["scalars" if launcher.scalar_values else "NULL", *k.betas]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
