@@ -141,6 +141,7 @@ class Kernel:
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
+    work = ""  # of a product: its operations in a call, as an expression of the sizes
     accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
@@ -181,6 +182,11 @@ class Kernel:
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def two_dtypes(self):
+        """Whether some of its functions have a second dtype in their names."""
+        return self.op.types != "one"
 
     @property
     def forward_dtypes(self):

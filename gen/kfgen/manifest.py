@@ -122,7 +122,7 @@ def cost(k, tensors):
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
-    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.extents])}
+    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else "")}
 
 
 def of_kernel(k):

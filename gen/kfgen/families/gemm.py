@@ -44,8 +44,7 @@ class Seam:
 class GemmKernel(Kernel):
     scratch, has_workspace = True, True
     added = ()  # its own kernels add up
-    order_note = ", products added up in an order that follows from the sizes"
-    workspace_note = "; for parts of the factors, and of sums"
+    order_note = ", sums in a fixed order"
     summed_over = "rows"
 
     @functools.cached_property
@@ -191,6 +190,10 @@ class GemmKernel(Kernel):
     @property
     def forward_dtypes(self):
         return self.dtypes[:1]
+
+    @property
+    def two_dtypes(self):
+        return self.bwd and len(self.family.backward_dtypes(self.op, ("bf16",), ("bf16", "f32"))) > 1
 
     def per_element(self, stream):
         return int(stream.kind == "elem")

@@ -25,22 +25,26 @@ def formulas(k, by=False):
         return load + _forward(k) + [f"{line} + beta * {line.split(' =')[0]}" if k.accumulates and i >= len(k.op.saved) else line
                                      for i, line in enumerate(lines)]
     graph, roots = k.graph_by() if by else (k.graph, k.roots)
-    lines, texts = contract._write(graph, roots)
-    slopes = [f"d{p.name}" for p in k.products]
-    found = [f"{slope} = {text}" for slope, text in zip(slopes, texts[len(k.outputs):-1])]
-    (left, right), dot = k.form, []
-    for slope, p in zip(slopes, k.products):
-        dot.append(f"{slope} . {_turned(p.weight.name, right == 'n')}" if left == "n" else
-                   f"{_turned(p.weight.name, right == 't')} . {slope}^T")
-    found += load + [f"{DOT} = {' + '.join(dot)}"]
-    for s, text in zip(k.outputs, texts):
+    left, right = k.form
+    slopes = roots[len(k.outputs):-1]
+    elements, inner = ([i for i, s in enumerate(k.outputs) if s.kind in kinds] for kinds in (("elem", "row"), ("left", "depth")))
+    named = {root: f"d{p.name}" for root, p in zip(slopes, k.products) if graph.nodes[root].args}
+    found, texts = contract.write(graph, [*slopes, *(roots[i] for i in elements)], named)
+    slope_of, text_of = texts[:len(slopes)], dict(zip(elements, texts[len(slopes):]))
+    dot = " + ".join(f"{d} . {_turned(p.weight.name, right == 'n')}" if left == "n" else f"{_turned(p.weight.name, right == 't')} . {d}^T"
+                     for d, p in zip(slope_of, k.products))
+    own, texts = contract.write(graph, [roots[i] for i in inner], letter="u")
+    plain = all(graph.nodes[roots[i]].value == DOT for i in inner)
+    text_of |= dict(zip(inner, [dot] * len(inner) if plain else texts))
+    found += load if plain else [*load, f"{DOT} = {dot}", *own]
+    for i, s in enumerate(k.outputs):
         if s.kind == "right":
-            slope = next(f"d{p.name}" for p in k.products if p.weight.name == s.of)
-            text = f"{slope}^T . {_turned(k.factor, left == 't')}" if right == "t" else f"{_turned(k.factor, left == 'n')} . {slope}"
-        elif s.role == "sum":
-            text = f"sum over rows of {text}"
+            d = next(d for d, p in zip(slope_of, k.products) if p.weight.name == s.of)
+            text = f"{d}^T . {_turned(k.factor, left == 't')}" if right == "t" else f"{_turned(k.factor, left == 'n')} . {d}"
+        else:
+            text = f"sum over rows of {text_of[i]}" if s.role == "sum" else text_of[i]
         found.append(f"{s.name} = {text}{f' + beta * {s.name}' if k.accumulated(s) else ''}")
-    return lines + found
+    return found
 
 
 def statements(k, act, library, by=False):
