@@ -79,7 +79,8 @@ def inline(path, files, inlined=lambda header: True):
 
 def kernel_names(launcher):
     """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
-    return list(dict.fromkeys(name for stage in launcher.kernel.cuda.stages(launcher) for name in stage))
+    stages = launcher.kernel.cuda.stages(launcher) if "cuda" in launcher.kernel.backends else []
+    return list(dict.fromkeys(name for stage in stages for name in stage))
 
 
 def source(selection, name):

@@ -118,7 +118,7 @@ KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_bf16(void) { KFI_GEMM_CHOOSE(bf16
 #undef KFI_GEMM_CHOOSE
 
 typedef struct {
-    kfi_cpu_gemm product;
+    kfi_cpu_product product;
     kf_i64 batches, slots;
     char *workspace;
     size_t bytes; /* of a slot */
@@ -133,7 +133,7 @@ KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
 {
     const kfi_cpu_gemm_batches *const all = (const kfi_cpu_gemm_batches *)context;
     for (kf_i64 batch = slot; batch < all->batches; batch += all->slots) {
-        kfi_cpu_gemm q = all->product;
+        kfi_cpu_product q = all->product;
         char *const room = all->workspace + (size_t)slot * all->bytes;
         q.batch = batch;
         kfi_cpu_gemm_advance(&q.a, batch * q.v.size);

@@ -28,27 +28,27 @@ typedef struct {
     kf_i64 count_rows, count_cols, count_blocks;
     kf_i64 row_jobs;
     char *a_room, *b_room, *c_room;
-} kfi_cpu_gemm;
+} kfi_cpu_product;
 
 /* Depths of a block: none where the depth is 0. */
-KFI_INLINE kf_i64 kfi_cpu_gemm_depths(const kfi_cpu_gemm *q, kf_i64 block)
+KFI_INLINE kf_i64 kfi_cpu_gemm_depths(const kfi_cpu_product *q, kf_i64 block)
 {
     return kfi_cpu_gemm_least(q->depth - block * q->p.depth, q->p.depth);
 }
-KFI_INLINE char *kfi_cpu_gemm_a_at(const kfi_cpu_gemm *q, kf_i64 block, kf_i64 row)
+KFI_INLINE char *kfi_cpu_gemm_a_at(const kfi_cpu_product *q, kf_i64 block, kf_i64 row)
 {
     const kf_i64 panels = q->p.rows / q->v.rows;
     return q->a_room + (size_t)(block * panels + row / q->v.rows) * kfi_cpu_gemm_line(q->p.a_panel);
 }
-KFI_INLINE char *kfi_cpu_gemm_b_at(const kfi_cpu_gemm *q, int product, kf_i64 block, kf_i64 col)
+KFI_INLINE char *kfi_cpu_gemm_b_at(const kfi_cpu_product *q, int product, kf_i64 block, kf_i64 col)
 {
     const kf_i64 panels = q->p.cols / q->v.cols, blocks = q->p.fused ? 1 : kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
     return q->b_room + (size_t)((product * blocks + (q->p.fused ? 0 : block)) * panels + col / q->v.cols) * kfi_cpu_gemm_line(q->p.b_panel);
 }
 
 /* Lines of an operand, at most a panel's, whose steps are not what packing reads, or that a function loads. */
-KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_gemm *q, const kfi_gemm_operand *o, kf_i64 line, kf_i64 lines, kf_i64 depth, kf_i64 depths,
-                                 void *to)
+KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_product *q, const kfi_gemm_operand *o, kf_i64 line, kf_i64 lines, kf_i64 depth,
+                                 kf_i64 depths, void *to)
 {
     if (o->load) {
         o->load(q->seam, q->batch, line, lines, depth, depths, to);
@@ -57,7 +57,7 @@ KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_gemm *q, const kfi_gemm_operand *
     const char *const from = (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
     q->v.gather(to, lines, depths, from, o->line_step, o->depth_step);
 }
-KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_gemm *q, const kfi_gemm_operand *o, int is_b, kf_i64 line, kf_i64 lines, kf_i64 block,
+KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_product *q, const kfi_gemm_operand *o, int is_b, kf_i64 line, kf_i64 lines, kf_i64 block,
                                  char *to)
 {
     const kf_i64 depth = block * q->p.depth, depths = kfi_cpu_gemm_depths(q, block), width = is_b ? q->v.cols : q->v.rows;
@@ -74,7 +74,7 @@ KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_gemm *q, const kfi_gemm_operand *
     }
 }
 /* Columns of B from the first of a panel on. col: of what is packed at a time. */
-KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_gemm *q, kf_i64 block, kf_i64 col, kf_i64 cols)
+KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_product *q, kf_i64 block, kf_i64 col, kf_i64 cols)
 {
     for (int product = 0; product < q->products; ++product)
         for (kf_i64 j = col; j < col + cols; j += q->v.cols)
@@ -82,10 +82,10 @@ KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_gemm *q, kf_i64 block, kf_i64 co
                                kfi_cpu_gemm_b_at(q, product, block, j));
 }
 /* Jobs of packing: about as many lines of A as of B. */
-KFI_INLINE kf_i64 kfi_cpu_gemm_a_lines(const kfi_cpu_gemm *q) { return kfi_cpu_gemm_parts(q->v.cols, q->v.rows) * q->v.rows; }
+KFI_INLINE kf_i64 kfi_cpu_gemm_a_lines(const kfi_cpu_product *q) { return kfi_cpu_gemm_parts(q->v.cols, q->v.rows) * q->v.rows; }
 KFI_HOST void kfi_cpu_gemm_pack_job(void *context, kf_i64 job)
 {
-    const kfi_cpu_gemm *q = (const kfi_cpu_gemm *)context;
+    const kfi_cpu_product *q = (const kfi_cpu_product *)context;
     const kf_i64 each = kfi_cpu_gemm_a_lines(q), a_jobs = kfi_cpu_gemm_parts(q->count_rows, each);
     const kf_i64 b_jobs = q->p.fused ? 0 : kfi_cpu_gemm_parts(q->count_cols, q->v.cols);
     const kf_i64 block = job / (a_jobs + b_jobs), part = job % (a_jobs + b_jobs);
@@ -101,7 +101,7 @@ KFI_HOST void kfi_cpu_gemm_pack_job(void *context, kf_i64 job)
 }
 
 /* Rows of one panel of A times the columns of a job. c: of the first product's sums; the second's are c_job bytes behind. */
-KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_gemm *q, kf_i64 block, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols, char *c)
+KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_product *q, kf_i64 block, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols, char *c)
 {
     const kf_i64 depths = kfi_cpu_gemm_depths(q, q->block0 + block);
     const char *const a = kfi_cpu_gemm_a_at(q, block, row);
@@ -111,7 +111,7 @@ KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_gemm *q, kf_i64 block, kf_i64 row
                       q->p.strip, q->block0 + block > 0);
 }
 /* Rows of the result that will be stored: a line that is not in the cache would be waited for. */
-KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_gemm *q, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols)
+KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_product *q, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols)
 {
     const kfi_gemm_result *const r = &q->result;
     for (kf_i64 i = row; r->data && i < row + rows; ++i) {
@@ -121,7 +121,7 @@ KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_gemm *q, kf_i64 row, kf_i64 rows,
 }
 KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
 {
-    const kfi_cpu_gemm *q = (const kfi_cpu_gemm *)context;
+    const kfi_cpu_product *q = (const kfi_cpu_product *)context;
     const kf_i64 row = job % q->row_jobs * q->p.tall, col = job / q->row_jobs * q->p.wide; /* one after the other with the same columns */
     const kf_i64 end = kfi_cpu_gemm_least(q->count_rows, row + q->p.tall), cols = kfi_cpu_gemm_least(q->count_cols - col, q->p.wide);
     char *const c = q->c_room + (size_t)(job * q->products) * q->p.c_job;
@@ -144,7 +144,7 @@ KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
 }
 
 /* What is packed at a time, for all columns and all rows. The panels of B serve all rows where they hold the whole depth. */
-KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_gemm *q)
+KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_product *q)
 {
     const kf_i64 group = kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
     const kf_i64 a_each = kfi_cpu_gemm_a_lines(q);
@@ -156,7 +156,7 @@ KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_gemm *q)
         kfi_parallel(q->row_jobs * kfi_cpu_gemm_parts(q->count_cols, q->p.wide), kfi_cpu_gemm_job, q, q->parallel);
     }
 }
-KFI_HOST void kfi_cpu_gemm_walk(kfi_cpu_gemm *q, void *workspace)
+KFI_HOST void kfi_cpu_gemm_walk(kfi_cpu_product *q, void *workspace)
 {
     q->p = kfi_cpu_gemm_make_plan(q->v.rows, q->v.cols, q->v.unit, q->rows, q->cols, q->depth, q->products);
     q->a_room = (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);

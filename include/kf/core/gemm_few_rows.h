@@ -12,14 +12,14 @@
 KFI_C_BEGIN
 
 /* B as core/gemm_few.h reads it. */
-KFI_HOST int kfi_cpu_gemm_is_few(const kfi_cpu_gemm *q)
+KFI_HOST int kfi_cpu_gemm_is_few(const kfi_cpu_product *q)
 {
-    int few = q->rows <= KFI_GEMM_FEW && q->depth > 0 && q->depth <= KFI_GEMM_FEW_DEPTH;
+    int few = q->rows <= KFI_GEMM_FEW_ROWS && q->depth > 0 && q->depth <= KFI_GEMM_FEW_DEPTH;
     for (int i = 0; i < q->products; ++i) few &= q->b[i].depth_step == 1 && !q->b[i].load;
     return few;
 }
 /* Vectors of all rows in turn; zeros behind the depth, and rows that there are not. */
-KFI_HOST void kfi_cpu_gemm_pack_few(const kfi_cpu_gemm *q)
+KFI_HOST void kfi_cpu_gemm_pack_few(const kfi_cpu_product *q)
 {
     const kf_i64 lanes = q->v.lanes, lines = kfi_cpu_gemm_few_lines(q->rows), unit = q->v.unit;
     KFI_ON_A_LINE char stage[KFI_GEMM_STAGE];
@@ -35,7 +35,7 @@ KFI_HOST void kfi_cpu_gemm_pack_few(const kfi_cpu_gemm *q)
 }
 KFI_HOST void kfi_cpu_gemm_few_job(void *context, kf_i64 job)
 {
-    const kfi_cpu_gemm *q = (const kfi_cpu_gemm *)context;
+    const kfi_cpu_product *q = (const kfi_cpu_product *)context;
     const kf_i64 col = q->col0 + job * q->p.wide, cols = kfi_cpu_gemm_least(q->col0 + q->count_cols - col, q->p.wide);
     char *const c = q->c_room + (size_t)(job * q->products) * q->p.c_job;
     for (int i = 0; i < q->products; ++i)
@@ -43,7 +43,7 @@ KFI_HOST void kfi_cpu_gemm_few_job(void *context, kf_i64 job)
                  (int)cols, c + (size_t)i * q->p.c_job, q->p.strip);
     q->store(q->seam, q->batch, 0, q->rows, col, cols, c, q->products > 1 ? c + q->p.c_job : NULL, q->p.strip);
 }
-KFI_HOST void kfi_cpu_gemm_few_rows(kfi_cpu_gemm *q, void *workspace)
+KFI_HOST void kfi_cpu_gemm_few_rows(kfi_cpu_product *q, void *workspace)
 {
     q->a_room = (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);
     q->c_room = q->a_room + kfi_cpu_gemm_few_a(q->rows, q->depth, q->v.unit);

@@ -22,7 +22,7 @@
 #define KFI_GEMM_STRIP_BYTES 512  /* of a row of a block of the result; */
 #define KFI_GEMM_LEAST 32         /* columns that it has at least where there are enough */
 #define KFI_GEMM_JOBS 8           /* that threads should find */
-#define KFI_GEMM_FEW 8            /* rows up to which B is not packed */
+#define KFI_GEMM_FEW_ROWS 8       /* rows up to which B is not packed */
 #define KFI_GEMM_FEW_DEPTH 65536  /* up to which A is packed as a whole for few rows; */
 #define KFI_GEMM_FEW_COLS 16384   /* columns of them at a time */
 #define KFI_GEMM_STAGED 64        /* depths that are loaded at a time, where they are not packed as they lie; */
@@ -139,7 +139,7 @@ KFI_HOST size_t kfi_cpu_gemm_bytes(int unit, kf_i64 rows, kf_i64 cols, kf_i64 de
         const size_t bytes = p.a_bytes + p.b_bytes + p.c_bytes;
         if (bytes > most) most = bytes;
     }
-    if (rows <= KFI_GEMM_FEW && depth <= KFI_GEMM_FEW_DEPTH) {
+    if (rows <= KFI_GEMM_FEW_ROWS && depth <= KFI_GEMM_FEW_DEPTH) {
         const kf_i64 jobs = kfi_cpu_gemm_parts(kfi_cpu_gemm_least(cols, KFI_GEMM_FEW_COLS), KFI_GEMM_LEAST);
         const size_t bytes = kfi_cpu_gemm_few_a(rows, depth, unit) + (size_t)(jobs * rows * products) * KFI_GEMM_STRIP_BYTES;
         if (bytes > most) most = bytes;
