@@ -9,10 +9,12 @@
 
 #include "kf/core/gemm_tile.cuh"
 
-// What the seams on the way from memory to the product read: a kernel's own operands, at most four, and the activation's scalars.
+// What the seams on the way from memory to the product read: a kernel's own operands, at most four, of which lines and matrices lie so many
+// elements apart, its scalars, and the activation's.
 struct kfi_gemm_seams {
     const void *p[4];
-    kf_i64 ld[4];
+    kf_i64 ld[4], matrix[4];
+    double own[KFI_MAX_SCALARS];
     kfi_scalars_f32 f32;
     kfi_scalars_f64 f64;
 };

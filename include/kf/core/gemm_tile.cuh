@@ -57,7 +57,7 @@ struct kfi_gemm {
 // A matrix that is multiplied. Products that share an A have a B each.
 struct kfi_gemm_side {
     const void *p[2];
-    kf_i64 ld; // elements from a line to the next
+    kf_i64 ld[2]; // elements from a line to the next
 };
 
 // A block's work.
