@@ -106,8 +106,8 @@ typedef struct {
 KFI_HOST kf_i64 kfi_seam_place(const kfi_cpu_gemm *m, int tensor, const kf_i64 *at)
 {
     const kf_i64 *step = m->lie[tensor].step;
-    return at[KFI_BATCH] * step[KFI_BATCH] + at[KFI_ROWS] * step[KFI_ROWS] + at[KFI_COLS] * step[KFI_COLS] +
-           at[KFI_DEPTH] * step[KFI_DEPTH];
+    return at[KFI_AXIS_BATCH] * step[KFI_AXIS_BATCH] + at[KFI_AXIS_ROWS] * step[KFI_AXIS_ROWS] + at[KFI_AXIS_COLS] * step[KFI_AXIS_COLS] +
+           at[KFI_AXIS_DEPTH] * step[KFI_AXIS_DEPTH];
 }
 
 KFI_HOST int kfi_seam_whole(int count) { return (count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE; }
@@ -168,8 +168,8 @@ KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, cha
         return;
     }
     if (value < 'a') {
-        const kf_i64 line = (at[KFI_BATCH] * m->size[KFI_ROWS] + at[KFI_ROWS]) * m->products + (value - '0');
-        if (m->slope) m->type.narrow(made, m->slope + (line * m->size[KFI_COLS] + at[KFI_COLS]) * m->type.size, 1, count);
+        const kf_i64 line = (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) * m->products + (value - '0');
+        if (m->slope) m->type.narrow(made, m->slope + (line * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS]) * m->type.size, 1, count);
         return;
     }
     const int tensor = value - 'a';
@@ -205,8 +205,9 @@ KFI_HOST void kfi_seam_run(const kfi_cpu_gemm *m, const kfi_seam *seam, const kf
         int used = 0, sum = 0;
         memcpy(at, row->at, sizeof at);
         at[row->axis] += done;
-        if (m->rng && row->axis == KFI_COLS) { /* the mask is that of the result's elements, by their numbers */
-            const kf_i64 number = (at[KFI_BATCH] * m->size[KFI_ROWS] + at[KFI_ROWS]) * m->size[KFI_COLS] + at[KFI_COLS];
+        if (m->rng && row->axis == KFI_AXIS_COLS) { /* the mask is that of the result's elements, by their numbers */
+            const kf_i64 number =
+                (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS];
             if (done % KFI_TILE == 0) kfi_random_tile(words, m->rng, number);
             part.keep = words + (number - done % KFI_TILE) % 8 + done % KFI_TILE;
         }
