@@ -10,7 +10,7 @@
 #include "kf/core/check.h"
 
 /* Axes of a call: batches, rows and columns of the result, and what the product runs along. */
-enum { KFI_BATCH, KFI_ROWS, KFI_COLS, KFI_DEPTH, KFI_AXES };
+enum { KFI_AXIS_BATCH, KFI_AXIS_ROWS, KFI_AXIS_COLS, KFI_AXIS_DEPTH, KFI_AXES };
 
 /* How a tensor lies: elements from one to the next along each axis, 0 along those that it does not have. */
 typedef struct {
@@ -18,14 +18,14 @@ typedef struct {
     int vector; /* of each batch */
 } kfi_gemm_lie;
 
-KFI_ONCE int kfi_gemm_axis(char letter) { return letter == 'r' ? KFI_ROWS : letter == 'c' ? KFI_COLS : KFI_DEPTH; }
+KFI_ONCE int kfi_gemm_axis(char letter) { return letter == 'r' ? KFI_AXIS_ROWS : letter == 'c' ? KFI_AXIS_COLS : KFI_AXIS_DEPTH; }
 
-/* shapes: of each tensor a word, its extents behind the batch: r rows, c columns, d depth; tensors behind them (of a dropout) have one element.
-   sizes: batch, rows, cols, depth. Sets how all of them lie; operands->wanted: outputs that are there, and are to be written. */
+/* shapes: of each tensor a word, its extents behind the batch: r rows, c columns, d depth; tensors behind them (of a dropout) have one
+   element. sizes: batch, rows, cols, depth. Sets how all of them lie; operands->wanted: outputs that are there, and are to be written. */
 KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const char *shapes,
                                     const kf_i64 *sizes, kfi_gemm_lie *lie, kfi_operands *all)
 {
-    const kf_i64 batch = sizes[KFI_BATCH], rows = sizes[KFI_ROWS], cols = sizes[KFI_COLS], depth = sizes[KFI_DEPTH];
+    const kf_i64 batch = sizes[KFI_AXIS_BATCH], rows = sizes[KFI_AXIS_ROWS], cols = sizes[KFI_AXIS_COLS], depth = sizes[KFI_AXIS_DEPTH];
     const kf_i64 left[] = {batch, rows, depth}, right[] = {batch, cols, depth}, result[] = {batch, rows, cols};
     kfi_levels levels[KFI_MAX_TENSORS];
     kf_i64 elements[KFI_MAX_TENSORS];
@@ -38,7 +38,8 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
     memset(levels, 0, sizeof levels);
     for (int i = 0; i < KFI_MAX_TENSORS; ++i) elements[i] = 1;
     for (int i = 0; code == KF_SUCCESS && *shapes; ++i) {
-        const int outer = kfi_gemm_axis(shapes[0]), vector = shapes[1] == ' ' || !shapes[1], inner = vector ? outer : kfi_gemm_axis(shapes[1]);
+        const int outer = kfi_gemm_axis(shapes[0]), vector = shapes[1] == ' ' || !shapes[1],
+                  inner = vector ? outer : kfi_gemm_axis(shapes[1]);
         levels[i].count = vector ? 1 : 2;
         levels[i].line = sizes[inner];
         levels[i].words = vector ? "_batch" : ". _batch";
@@ -51,7 +52,7 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
         lie[i].vector = vector;
         lie[i].step[inner] = 1;
         if (!vector) lie[i].step[outer] = all->of[i].apart[0];
-        lie[i].step[KFI_BATCH] = all->of[i].apart[vector ? 0 : 1];
+        lie[i].step[KFI_AXIS_BATCH] = all->of[i].apart[vector ? 0 : 1];
         shapes += vector ? 1 : 2;
         shapes += *shapes == ' ';
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm_seam.h: what happens to elements on their way into a product of matrices and out of it, in C: a function over some elements of a
-   row, which is given each value that it reads, and each that it makes, side by side in what is computed in. */
+/* kf/core/gemm_seam.h: what happens to elements on their way into a product of matrices and out of it, in C: a function over some elements
+   of a row, which is given each value that it reads, and each that it makes, side by side in what is computed in. */
 #ifndef KF_CORE_GEMM_SEAM_H
 #define KF_CORE_GEMM_SEAM_H
 
@@ -26,8 +26,8 @@ typedef struct {
 } kfi_seam_part;
 typedef void (*kfi_seam_fn)(const kfi_seam_part *part, int count); /* whole KFI_PIECEs, at most KFI_PART */
 
-/* in: what is read: a, b, ... the call's tensors; 0, 1: the product(s). out: what is made: tensors, added up where they are vectors; 0, 1: the
-   gradients of the products, or the left factor. Without a function, the first value that is read. */
+/* in: what is read: a, b, ... the call's tensors; 0, 1: the product(s). out: what is made: tensors, added up where they are vectors; 0, 1:
+   the gradients of the products, or the left factor. Without a function, the first value that is read. */
 typedef struct {
     kfi_seam_fn fn;
     const char *in, *out;
@@ -40,7 +40,7 @@ typedef struct {
     void (*narrow)(const void *from, void *to, kf_i64 step, int count);
     size_t (*bytes)(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products);
     void (*run)(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a, const kfi_gemm_operand *b,
-                const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam, void *workspace);
+                const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam, const kfi_gemm_result *result, void *workspace);
 } kfi_gemm_type;
 
 #define KFI_GEMM_TYPE(name, type, acc, load, cast, widen, narrow)                                                                          \
@@ -58,7 +58,7 @@ typedef struct {
     }                                                                                                                                      \
     KFI_HOST kfi_gemm_type kfi_gemm_##name(void)                                                                                           \
     {                                                                                                                                      \
-        const kfi_gemm_type found = {(int)sizeof(type),        (int)sizeof(acc),      kfi_seam_widen_##name,                               \
+        const kfi_gemm_type found = {(int)sizeof(type),      (int)sizeof(acc),      kfi_seam_widen_##name,                                 \
                                      kfi_seam_narrow_##name, kfi_gemm_bytes_##name, kfi_gemm_run_##name};                                  \
         return found;                                                                                                                      \
     }
@@ -80,7 +80,7 @@ typedef struct {
     const char *shapes;         /* gemm_check.h */
     kfi_gemm_type type, second; /* of tensors, and of the gradients of what is a weight */
     const void *scalars;
-    const kfi_rng *rng;         /* of a dropout; NULL: there is none */
+    const kfi_rng *rng; /* of a dropout; NULL: there is none */
     double beta;
     int factor, products, weights[2], dweights[2]; /* factor: the left one, where it is a tensor as it is */
     kfi_seam load, store, slopes, inputs;
@@ -99,14 +99,15 @@ typedef struct {
     void *made;             /* where values of the left factor go, side by side */
     void *sums;             /* partial sums of the vectors among the results, `apart` elements from one to the next */
     kf_i64 apart;
-    int first;              /* whether they begin here */
-    double beta;            /* times what is there, which is added to results */
+    int first;   /* whether they begin here */
+    double beta; /* times what is there, which is added to results */
 } kfi_seam_row;
 
 KFI_HOST kf_i64 kfi_seam_place(const kfi_cpu_gemm *m, int tensor, const kf_i64 *at)
 {
     const kf_i64 *step = m->lie[tensor].step;
-    return at[KFI_BATCH] * step[KFI_BATCH] + at[KFI_ROWS] * step[KFI_ROWS] + at[KFI_COLS] * step[KFI_COLS] + at[KFI_DEPTH] * step[KFI_DEPTH];
+    return at[KFI_AXIS_BATCH] * step[KFI_AXIS_BATCH] + at[KFI_AXIS_ROWS] * step[KFI_AXIS_ROWS] + at[KFI_AXIS_COLS] * step[KFI_AXIS_COLS] +
+           at[KFI_AXIS_DEPTH] * step[KFI_AXIS_DEPTH];
 }
 
 KFI_HOST int kfi_seam_whole(int count) { return (count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE; }
@@ -127,8 +128,10 @@ KFI_HOST const void *kfi_seam_read(const kfi_cpu_gemm *m, const kfi_seam_row *ro
         step = m->lie[value - 'a'].step[row->axis];
         if (o->ptr) from = (const char *)o->ptr + kfi_seam_place(m, value - 'a', at) * m->type.size;
         if (from && m->type.size == acc && step == 1 && whole == count) return from;
-        if (from) m->type.widen(from, step, room, count);
-        else memset(room, 0, (size_t)(count * acc));
+        if (from)
+            m->type.widen(from, step, room, count);
+        else
+            memset(room, 0, (size_t)(count * acc));
     }
     memset(room + count * acc, 0, (size_t)((whole - count) * acc));
     return room;
@@ -156,8 +159,8 @@ KFI_HOST void kfi_seam_sum(int acc, void *sums, const void *made, int first, int
 }
 
 /* Puts a value where it belongs. */
-KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, char value, const kf_i64 *at, kf_i64 done, int count, void *made,
-                             int *sum)
+KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, char value, const kf_i64 *at, kf_i64 done, int count,
+                             void *made, int *sum)
 {
     const int acc = m->type.acc_size;
     if (value < 'a' && row->made) { /* the left factor: side by side */
@@ -165,8 +168,8 @@ KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, cha
         return;
     }
     if (value < 'a') {
-        const kf_i64 line = (at[KFI_BATCH] * m->size[KFI_ROWS] + at[KFI_ROWS]) * m->products + (value - '0');
-        if (m->slope) m->type.narrow(made, m->slope + (line * m->size[KFI_COLS] + at[KFI_COLS]) * m->type.size, 1, count);
+        const kf_i64 line = (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) * m->products + (value - '0');
+        if (m->slope) m->type.narrow(made, m->slope + (line * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS]) * m->type.size, 1, count);
         return;
     }
     const int tensor = value - 'a';
@@ -202,15 +205,18 @@ KFI_HOST void kfi_seam_run(const kfi_cpu_gemm *m, const kfi_seam *seam, const kf
         int used = 0, sum = 0;
         memcpy(at, row->at, sizeof at);
         at[row->axis] += done;
-        if (m->rng && row->axis == KFI_COLS) { /* the mask is that of the result's elements, by their numbers */
-            const kf_i64 number = (at[KFI_BATCH] * m->size[KFI_ROWS] + at[KFI_ROWS]) * m->size[KFI_COLS] + at[KFI_COLS];
+        if (m->rng && row->axis == KFI_AXIS_COLS) { /* the mask is that of the result's elements, by their numbers */
+            const kf_i64 number =
+                (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS];
             if (done % KFI_TILE == 0) kfi_random_tile(words, m->rng, number);
             part.keep = words + (number - done % KFI_TILE) % 8 + done % KFI_TILE;
         }
         for (int i = 0; seam->in[i]; ++i) part.in[i] = kfi_seam_read(m, row, seam->in[i], at, done, now, (char *)room[used++]);
         for (int i = 0; seam->out[i]; ++i) part.out[i] = room[used++];
-        if (seam->fn) seam->fn(&part, kfi_seam_whole(now));
-        else memcpy(part.out[0], part.in[0], (size_t)(now * m->type.acc_size));
+        if (seam->fn)
+            seam->fn(&part, kfi_seam_whole(now));
+        else
+            memcpy(part.out[0], part.in[0], (size_t)(now * m->type.acc_size));
         for (int i = 0; seam->out[i]; ++i) kfi_seam_write(m, row, seam->out[i], at, done, now, part.out[i], &sum);
     }
 }
