@@ -246,7 +246,8 @@ def _op(op, act, failures):
 
 def _product_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
-    product_oracle.check(op, act, families.of(op), lambda what, *more: _compare(failures, place, what, *more), lambda text: Trouble(f"{place} {text}"))
+    product_oracle.check(op, act, families.of(op), lambda what, *more: _compare(failures, place, what, *more),
+                         lambda text: Trouble(f"{place} {text}"))
 
 
 def _map_op(op, act, failures):

@@ -83,7 +83,8 @@ def entry(op, kernels):
     first = [next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)]
     types = {k.bwd: type_words([other for other in kernels if other.bwd is k.bwd]) for k in first}
     return {
-        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "cuda": any("cuda" in k.backends for k in kernels), "dtypes": list(dict.fromkeys(k.words for k in kernels)),
+        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "cuda": any("cuda" in k.backends for k in kernels),
+        "dtypes": list(dict.fromkeys(k.words for k in kernels)),
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
         "signatures": [f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};" for k in first[:1] if k.strided] + [
             line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],

@@ -122,7 +122,8 @@ def cost(k, tensors):
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
-    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else "")}
+    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
+            "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else "")}
 
 
 def of_kernel(k):
@@ -159,7 +160,8 @@ def function(launcher, user=None, common=None, backward=None):
         "errors": contract.codes(k, act), "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
         "statements": names.formula(k.op.pattern, act.name, k.bwd),
         "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act)) if k.by(act) else None, "tolerance": tolerance(k, act),
-        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [], "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
+        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [], "state": launcher.state, "dropout": k.dropout,
+        "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",

@@ -8,10 +8,8 @@ Arrays have the batch as their first axis, all of them.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.special as sp
 
 from kfgen import oracle, row_oracle
-from kfgen.emit import evaluate
 from kfgen.expr import KEEP, KEEP_SCALE, Graph, substitute
 
 DOT = "dot"

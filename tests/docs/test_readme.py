@@ -8,6 +8,7 @@ import os
 import re
 import textwrap
 
+import kflib
 import pytest
 import runtime_api
 from conftest import ROOT

@@ -9,11 +9,11 @@ from kfgen import product_oracle
 from kfgen.expr import KEEP, KEEP_SCALE
 
 # Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
-SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0], [(2, 0, 5, 4), 0],
-          [(2, 4, 0, 3), 0], [(1, 4, 5, 0), 0], [(1, 70, 20, 140), 0], [(2, 11, 1, 1), 1]]
+SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0],
+          [(2, 0, 5, 4), 0], [(2, 4, 0, 3), 0], [(1, 4, 5, 0), 0], [(1, 70, 20, 140), 0], [(2, 11, 1, 1), 1]]
 # One for each tile and way to load of CUDA's kernels, where a device has one SM; and for a depth that blocks share.
-SHAPES += [[(1, 16, cols, 8), 0] for cols in (24, 64, 72, 136)] + [[(1, 9, 40, 7), 1], [(1, 9, 70, 7), 1], [(1, 72, 72, 8), 0], [(1, 67, 66, 5), 1],
-                                                                   [(1, 3, 20, 520), 0]]
+SHAPES += [[(1, 16, cols, 8), 0] for cols in (24, 64, 72, 136)] + [[(1, 9, 40, 7), 1], [(1, 9, 70, 7), 1], [(1, 72, 72, 8), 0],
+                                                                   [(1, 67, 66, 5), 1], [(1, 3, 20, 520), 0]]
 MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
 LARGE = (2**20, 2**20, 1, 1)
 OVERFLOWS = [((2**30, 2**28, 3, 1), "cols"), ((3, 2**30, 1, 2**30), "depth"), ((1, 1, 2**30, 2**30), "depth"), ((1, 2**30, 2**30, 1), "cols"),

@@ -15,6 +15,7 @@ from kfgen.families.gemm_cuda import GemmCuda
 from kfgen.families.gemm_text import formulas, statements
 from kfgen.kernel import Kernel, Tensor
 
+ACC = "acc"  # the product, where an entry names none
 DOT = "dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
 VALUES = 12  # of an element that a seam reads and makes: include/kf/core/gemm_seam.h
 SUMS = ("right", "row", "depth")  # kinds whose gradients are added up, to `beta` times what is there
@@ -156,8 +157,10 @@ class GemmKernel(Kernel):
 
     @property
     def passed(self):
-        """The result's gradient that is passed on, if there are activations with which one is."""
-        return next((name for act in self.acts if (name := self.passes_on(act))), "")
+        """The result's gradient that is passed on if the activation is none, whether or not that is among those there are: users' may be like it."""
+        graph = Graph()
+        found = substitute(self.graph, graph, [p.slope for p in self.products], {}, act=(lambda x: x, lambda x, dy: dy))
+        return graph.nodes[found[0]].value if len(found) == 1 and graph.nodes[found[0]].op == "var" else ""
 
     @functools.cached_property
     def seams(self):
@@ -228,9 +231,9 @@ class Gemm(Family):
     heavy = True
     second = "gradients of weights"
     # By how the factors lie: each as it is (n), or with its columns as rows (t).
-    forms = {form: {"elem": "batch, rows, cols", "left": f"batch, {left}", "right": f"batch, {right}", "row": "batch, cols", "depth": "batch, depth"}
-             for form, left, right in (("nt", "rows, depth", "cols, depth"), ("nn", "rows, depth", "depth, cols"), ("tn", "depth, rows", "depth, cols"),
-                                       ("tt", "depth, rows", "cols, depth"))}
+    forms = {left + right: {"elem": "batch, rows, cols", "left": lefts, "right": rights, "row": "batch, cols", "depth": "batch, depth"}
+             for left, lefts in (("n", "batch, rows, depth"), ("t", "batch, depth, rows"))
+             for right, rights in (("n", "batch, depth, cols"), ("t", "batch, cols, depth"))}
     layouts = ("nn", "tn", "tt")
     sizes = dict.fromkeys(forms, "batch, rows, cols, depth")
     levels = dict.fromkeys(forms, ("", "_batch"))
@@ -240,7 +243,7 @@ class Gemm(Family):
     codes = {"left": 2, "right": 2, "depth": 2}
     fields = ("saved", "layout")
     oracle = "products"
-    names = (DOT, "beta", "count", "depth", "from", "part", "stop", "to")
+    names = (ACC, DOT, "beta", "count", "depth", "from", "part", "stop", "to")
 
     @property
     def header(self):
@@ -254,7 +257,7 @@ class Gemm(Family):
             for name, text in found[field].items():
                 if not isinstance(text, str):
                     raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
-                if name in taken or name in self.names:
+                if name in taken or (name in self.names and name != ACC):
                     raise f.error(field, f"the name `{name}` cannot be used", "choose one that is no operand's, scalar's, result's nor product's")
                 taken.add(name)
         return found
@@ -281,7 +284,7 @@ class Gemm(Family):
         """(the name of the left factor, {product: the weight that it is a product with})."""
         lefts = [*op.own["load"], *(o.name for o in op.operands if o.kind == "left")]
         rights = [o.name for o in op.operands if o.kind == "right"]
-        texts = op.own["products"] or {"acc": f"{lefts[0]} * {rights[0]}"}
+        texts = op.own["products"] or {ACC: f"{lefts[0]} * {rights[0]}"}
         found, factors = {}, []
         for name, text in texts.items():
             try:
@@ -342,7 +345,8 @@ class Gemm(Family):
         lost = {p.name for p in k.products} & k.graph.variables(k.roots)
         if lost:
             name = sorted(lost)[0]
-            raise wrong(op, "saved", f"does not have what the gradient reads of the product `{name}`", f'add saved = {{ pre = "{name}" }}, and read that')
+            fix = f'add saved = {{ pre = "{name}" }}, and read that'
+            raise wrong(op, "saved", f"does not have what the gradient reads of the product `{name}`", fix)
 
     def statements(self, kernel, act, library, by=False):
         return statements(kernel, act, library, by)
