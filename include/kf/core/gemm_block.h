@@ -37,13 +37,13 @@ KFI_INLINE kf_i64 kfi_cpu_gemm_depths(const kfi_cpu_product *q, kf_i64 block)
 }
 KFI_INLINE char *kfi_cpu_gemm_a_at(const kfi_cpu_product *q, kf_i64 block, kf_i64 row)
 {
-    const kf_i64 panels = q->p.rows / q->v.rows;
-    return q->a_room + (size_t)(block * panels + row / q->v.rows) * kfi_cpu_gemm_line(q->p.a_panel);
+    return q->a_room + (size_t)(block * q->p.a_panels + row / q->v.rows) * kfi_cpu_gemm_line(q->p.a_panel);
 }
 KFI_INLINE char *kfi_cpu_gemm_b_at(const kfi_cpu_product *q, int product, kf_i64 block, kf_i64 col)
 {
-    const kf_i64 panels = q->p.cols / q->v.cols, blocks = q->p.fused ? 1 : kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
-    return q->b_room + (size_t)((product * blocks + (q->p.fused ? 0 : block)) * panels + col / q->v.cols) * kfi_cpu_gemm_line(q->p.b_panel);
+    const kf_i64 blocks = q->p.fused ? 1 : kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
+    return q->b_room +
+           (size_t)((product * blocks + (q->p.fused ? 0 : block)) * q->p.b_panels + col / q->v.cols) * kfi_cpu_gemm_line(q->p.b_panel);
 }
 
 /* Lines of an operand, at most a panel's, whose steps are not what packing reads, or that a function loads. */

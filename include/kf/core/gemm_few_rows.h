@@ -49,7 +49,8 @@ KFI_HOST void kfi_cpu_gemm_few_rows(kfi_cpu_product *q, void *workspace)
     q->c_room = q->a_room + kfi_cpu_gemm_few_a(q->rows, q->depth, q->v.unit);
     q->p.strip = KFI_GEMM_STRIP_BYTES / q->v.unit;
     q->p.wide = kfi_cpu_gemm_wide(1, q->cols, q->p.strip);
-    q->p.c_job = (size_t)q->rows * KFI_GEMM_STRIP_BYTES;
+    q->p.strip = q->p.wide;
+    q->p.c_job = (size_t)(q->rows * q->p.strip * q->v.unit);
     kfi_cpu_gemm_pack_few(q);
     for (q->col0 = 0; q->col0 < q->cols; q->col0 += KFI_GEMM_FEW_COLS) {
         q->count_cols = kfi_cpu_gemm_least(q->cols - q->col0, KFI_GEMM_FEW_COLS);

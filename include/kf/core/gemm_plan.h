@@ -27,7 +27,7 @@
 #define KFI_GEMM_FEW_COLS 16384   /* columns of them at a time */
 #define KFI_GEMM_STAGED 64        /* depths that are loaded at a time, where they are not packed as they lie; */
 #define KFI_GEMM_STAGE 8192       /* bytes of them, of all lines of a panel */
-#define KFI_GEMM_SMALL 131072     /* bytes of a product whose batches run side by side, */
+#define KFI_GEMM_SMALL 16384      /* bytes of a product whose batches run side by side, */
 #define KFI_GEMM_SLOTS 8          /* so many of them */
 
 #if defined(__GNUC__)
@@ -45,8 +45,8 @@ typedef struct {
     kf_i64 line_step, depth_step, batch_step;
     kfi_gemm_load load;
 } kfi_gemm_operand;
-/* A finished block of the result, of up to KFI_GEMM_UNIT rows: row0 is a multiple of it. Rows lie ld numbers of the sums' type apart, of
-   which KFI_GEMM_STRIP_BYTES may be read: behind the last column they are any. second: of the second product, or NULL. */
+/* A finished block of the result, of up to KFI_GEMM_UNIT rows: row0 is a multiple of it. Rows lie ld numbers of the sums' type apart,
+   which may be read: behind the last column they are any. second: of the second product, or NULL. */
 typedef void (*kfi_gemm_store)(const void *seam, kf_i64 batch, kf_i64 row0, kf_i64 rows, kf_i64 col0, kf_i64 cols, const void *block,
                                const void *second, kf_i64 ld);
 
@@ -72,10 +72,11 @@ typedef struct {
 } kfi_cpu_gemm_lanes;
 
 typedef struct {
-    kf_i64 depth, blocks;     /* of a block; blocks of the whole depth, at least 1 */
-    kf_i64 rows, cols;        /* that are packed at a time */
-    kf_i64 tall, wide, strip; /* rows and columns of a job; numbers between rows of its results */
-    size_t a_panel, b_panel;  /* bytes */
+    kf_i64 depth, blocks;      /* of a block; blocks of the whole depth, at least 1 */
+    kf_i64 rows, cols;         /* that are packed at a time */
+    kf_i64 tall, wide, strip;  /* rows and columns of a job; numbers between rows of its results */
+    size_t a_panel, b_panel;   /* bytes */
+    kf_i64 a_panels, b_panels; /* of a block of the depth */
     size_t a_bytes, b_bytes, c_job, c_bytes;
     int fused; /* one job packs a panel of B, and all its rows */
 } kfi_cpu_gemm_plan;
@@ -110,13 +111,17 @@ KFI_HOST kfi_cpu_gemm_plan kfi_cpu_gemm_make_plan(int tile_rows, int tile_cols, 
     p.fused = rows <= KFI_GEMM_TALL || (rows <= KFI_GEMM_AT_ONCE && cols >= KFI_GEMM_JOBS * p.strip / 2);
     p.tall = p.fused ? p.rows : kfi_cpu_gemm_share(p.rows, KFI_GEMM_TALL, KFI_GEMM_UNIT);
     p.wide = kfi_cpu_gemm_wide(kfi_cpu_gemm_parts(p.rows, p.tall), kfi_cpu_gemm_least(cols, p.cols), p.strip);
+    p.strip = p.wide;
     p.a_panel = (size_t)(p.depth * tile_rows * unit) + KFI_GEMM_LINE;
     p.b_panel = (size_t)(p.depth * tile_cols * unit) + KFI_GEMM_LINE;
     const kf_i64 group = kfi_cpu_gemm_least(p.blocks, KFI_GEMM_GROUP);
-    p.a_bytes = (size_t)(p.rows / tile_rows * group) * kfi_cpu_gemm_line(p.a_panel);
-    p.b_bytes = (size_t)(p.cols / tile_cols * (p.fused ? 1 : group)) * kfi_cpu_gemm_line(p.b_panel);
-    p.c_job = (size_t)((p.blocks > 1 ? p.tall : KFI_GEMM_UNIT) * p.strip * unit);
-    p.c_bytes = (size_t)(kfi_cpu_gemm_parts(p.rows, p.tall) * kfi_cpu_gemm_parts(p.cols, p.wide)) * p.c_job;
+    const kf_i64 most_rows = kfi_cpu_gemm_least(rows, p.rows), most_cols = kfi_cpu_gemm_least(cols, p.cols);
+    p.a_panels = kfi_cpu_gemm_parts(most_rows, tile_rows);
+    p.b_panels = kfi_cpu_gemm_parts(most_cols, tile_cols);
+    p.a_bytes = (size_t)(p.a_panels * group) * kfi_cpu_gemm_line(p.a_panel);
+    p.b_bytes = (size_t)(p.b_panels * (p.fused ? 1 : group)) * kfi_cpu_gemm_line(p.b_panel);
+    p.c_job = (size_t)(kfi_cpu_gemm_least(p.blocks > 1 ? p.tall : KFI_GEMM_UNIT, p.a_panels * tile_rows) * p.strip * unit);
+    p.c_bytes = (size_t)(kfi_cpu_gemm_parts(most_rows, p.tall) * kfi_cpu_gemm_parts(most_cols, p.wide)) * p.c_job;
     p.b_bytes *= (size_t)products;
     p.c_bytes *= (size_t)products;
     return p;
