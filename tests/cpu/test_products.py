@@ -100,7 +100,7 @@ def test_gradients_are_added(lib, memory):
             for a in call.tensors.values():
                 if a["role"] != "in" and beta:
                     call.put(a["name"], storage.from_float(np.full(call.data[a["name"]].shape, 3.0), a["dtype"]))
-            result, back = memory.run(call.image, lambda base, call=call: lib.call(f, call.given(base)))
+            result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
             assert result == 0, lib.detail
             found[beta] = call.outputs(back)
         for a in (a for a in f["arguments"] if a["role"] in ("out", "sum")):
@@ -149,7 +149,8 @@ FAULTS = {"the first batch's tensors": ("kf/core/gemm_seam.h", r"return at\[KFI_
                                            "kf_linear_relu_bwd_f32", SIZES),
           "sums of the first part alone": ("kf/core/gemm_op.h", r"part < count; \+\+part", "part < 1; ++part", "kf_linear_bwd_f32", (1, 70, 20, 5)),
           "what is there is not added": ("kf/core/gemm_seam.h", r"if \(row->beta != 0\)", "if (0)", "kf_matmul_tn_f32", (2, 20, 33, 20)),
-          "the second weight is the first": ("kf/core/gemm_op.h", r"m->weights\[m->products - 1\]", "m->weights[0]", "kf_linear_silu_mul_bf16", SIZES)}
+          "the second weight is the first": ("kf/core/gemm_op.h", r"m->weights\[m->products - 1\]", "m->weights[0]", "kf_linear_silu_mul_bf16",
+                                             SIZES)}
 
 
 @pytest.mark.parametrize("what", FAULTS)
