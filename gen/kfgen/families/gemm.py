@@ -336,6 +336,8 @@ class Gemm(Family):
             raise wrong(op, "operands", f"`{name}` is not read by the left factor", 'read it in `load`, or make it an "elem"')
         if op.layout in ("tn", "tt") and any(o.kind == "depth" for o in op.operands):
             raise wrong(op, "layout", f"is {op.layout!r} of an op with a \"depth\"", "leave out one of the two")
+        if op.own["accumulates"] and (len(outputs) > 1 or op.saved):
+            raise wrong(op, "accumulates", "belongs to an op with one result, of which nothing is saved", "leave out one of the two")
         if len(outputs) + len(op.saved) > limits.SUM_OUTPUTS:
             raise wrong(op, "outputs", f"are {len(outputs) + len(op.saved)} with what is saved", f"at most {limits.SUM_OUTPUTS} are possible")
 

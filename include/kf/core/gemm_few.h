@@ -12,8 +12,8 @@ KFI_GEMM_FUNCTION void KFI_GEMM(totals)(const KFI_MM_REAL *v, int across, int ro
         for (int j = 0; j < cols; ++j) {
             KFI_MM_REAL t[KFI_MM_LANES];
             memcpy(t, v + (i * across + j) * KFI_MM_LANES, sizeof t);
-            for (int half = KFI_MM_LANES / 2; half > 0; half /= 2)
-                for (int k = 0; k < half; ++k) t[k] += t[k + half];
+            for (int fold = KFI_MM_LANES / 2; fold > 0; fold /= 2)
+                for (int k = 0; k < fold; ++k) t[k] += t[k + fold];
             c[i * ld + j] = t[0];
         }
 }
