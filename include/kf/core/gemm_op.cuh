@@ -95,7 +95,8 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
 {
     const kf_i64 sizes[] = {batch, rows, cols, depth};
     if (!kfi_all_fit(sizes, 4) || batch == 0 || rows == 0 || cols == 0) return 0;
-    return kfi_workspace(kfi_gemm_workspace(kfi_gemm_make_sizes(sizes, products, bytes)));
+    const size_t parts = kfi_gemm_workspace(kfi_gemm_make_sizes(sizes, products, bytes));
+    return kfi_workspace(parts > 0 ? parts : 1); // that a call has one does not depend on its sizes
 }
 
 // Whether lines and matrices of a tensor begin at multiples of 16 bytes.
@@ -142,7 +143,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
     s.mma = op.size != 2 || kfi_gemm_has_mma(op.kernels[1]);
     const kfi_gemm_choice choice = kfi_gemm_pick(s);
     if (!kfi_gemm_fill(g, s, choice, wide, workspace))
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch", "of %lld x %lld x %lld x %lld needs more blocks, or larger sizes, than a launch may have",
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch", "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes",
                         (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)sizes[3]);
     const kf_i64 blocks = (kf_i64)g->tiles.d * s.matrices * choice.splits;
     result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernel_of(choice, op.size)], dim3((unsigned)blocks), (unsigned)kfi_tile_threads(choice.tile), args,
