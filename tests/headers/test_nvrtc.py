@@ -21,7 +21,7 @@ for _program in PROGRAMS:
 # At level 1 the kernels of one tuple of dtypes of each op, another one from op to op.
 CHOSEN = cases.by_level([found[i % len(found)] for i, found in enumerate(OF_HEADER.values())], PROGRAMS)
 HOST = ("check.h", "choose.h", "launchers.h", "lookup.h", "map.h", "math.h", "pairs.h", "pairs_check.h", "parallel.h", "philox_tile.h", "reduce.h",
-        "row.h", "stream.h", "result.h", "tile.h",
+        "reduce_place.h", "row.h", "stream.h", "result.h", "tile.h",
         "launch.cuh", "launch_args.cuh", "launch_driver.cuh", "launch_runtime.cuh")
 
 
