@@ -82,7 +82,7 @@ def nullable(k, stream):
     if stream.reads == "never":
         return "not read, may be NULL"
     if stream.absent is not None:
-        return f"NULL stands for {stream.absent:g}"
+        return f"NULL stands for {stream.absent if isinstance(stream.absent, str) else format(stream.absent, 'g')}"
     if stream.reads == "result":
         return f"NULL: gradients by the inputs; not read but for activation {', '.join(a.name for a in k.acts if k.by(a))}"
     if stream.reads == "act":

@@ -30,7 +30,7 @@ def index(k, stream):
 def tensor(k, stream, act, backward):
     """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
     laid = [stream.name + level for level in k.levels] if stream.name in k.strided else []
-    summed = stream.of and stream.role != "in" and stream.kind != "half"
+    summed = stream.of and stream.role != "in" and stream.kind not in k.family.whole
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
         "dtype": stream.dtype.word, "var": stream.var,

@@ -50,7 +50,8 @@ def meet(a, b):
 
 
 # Tensors whose elements are counted, in turn; of others all sizes are one.
-SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")]}
+SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")],
+            "both": [("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")]}
 
 
 def operands_of(f, values, sizes):
@@ -69,7 +70,7 @@ def may_share(o, other):
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
-        return o.kind in ("elem", "half", "halves", "neighbours") or o.place_of == other.name
+        return o.kind in ("elem", "half", "halves", "neighbours", "more") or o.place_of == other.name
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 

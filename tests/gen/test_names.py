@@ -90,7 +90,8 @@ FAMILY = {
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
     **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
-    "any_nonfinite": (0, True, 4, False), **dict.fromkeys(("embedding", "rope", "rope_interleaved"), (0, True, LABELS, True))}
+    "any_nonfinite": (0, True, 4, False),
+    **dict.fromkeys(("embedding", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk"), (0, True, LABELS, True))}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
@@ -234,7 +235,7 @@ def test_reserved_words_are_complete(of_families, family, ext):
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
-            for v in (o.name, *o.values, *op.scalars, *op.outputs) for n in (v, f"d{v}")}
+            for v in (o.name, f"{o.name}_out", *o.values, *op.scalars, *op.outputs) for n in (v, f"d{v}")}
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
     own |= {*FAMILIES[family].names}

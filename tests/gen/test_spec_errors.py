@@ -35,6 +35,16 @@ def reduce(**change):
     return entry("op", '"total"', ROW | {"family": '"reduce"', "expr": '"sum(x)"', "ref": '"sum(x)"'}, change)
 
 
+def turned(operands):
+    """An op of pairs."""
+    place = '{ kind = "number", dtype = "I", grad = false }'
+    return entry("op", '"turn"', {"family": '"pairs"', "brief": '"a, b to b, a"', "operands": f"{{ {operands}, place = {place} }}",
+                                  "outputs": '{ first = "b", second = "a" }', "refs": '{ first = "b", second = "a" }'}, {})
+
+
+HALVES = '{ kind = "halves", parts = ["a", "b"] }'
+
+
 def weight(of, **change):
     """An op over rows with another operand w."""
     return row(operands=f'{{ x = "elem", w = {of} }}', expr='"x * w / sum(x)"', **change)
@@ -181,6 +191,10 @@ CASES = {
     "saved over an axis": (reduce(saved='{ s = "sum(x)" }'), "op.total", "saved", "belongs to ops over rows", 'family = "row"'),
     "column over an axis": (reduce(expr='"sum(x * column)"'), "op.total", "expr", "reads `column`, which is not one of: count, inf, x",
                              "docs/hacking.md"),
+    # Pairs.
+    "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
+    "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
+    "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
     "a place that has a gradient": (reduce(expr='"argmax(x)"'), "op.total", "outputs", "more than one place and the value there", "grad = false"),
     "a place among other things": (reduce(expr='"argmax(x) + 1"', operands='{ x = { kind = "elem", grad = false } }'), "op.total", "outputs",
                                    "more than one place", "argmax(x)"),
