@@ -139,20 +139,28 @@ SEEDED = {
     "the row before on its way": (
         "kf/ops/rms_norm.device.cuh", r"\(row \+ apart\)", "(row)",
         ("kf_rms_norm_bwd_f32",), ()),
+    "the place of the last of equal ones": (
+        "kf/core/reduce_place.cuh", r"b <= a : b >= a", "b < a : b > a", ("kf_argmax_f32", "kf_argmin_bf16"), ()),
+    "a place among the rows of one thread": (
+        "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
+    "the first head of the other tensor in this one's place": (
+        "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
 SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
-SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh", CORE / "reduce.cuh"]
+REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", "argmax") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh", CORE / "reduce.cuh", CORE / "reduce_place.cuh"]
          for i in range(path.read_text().count(BARRIER))]
 
 
 def users(path):
     """Functions that come by the barriers of a file."""
-    return REDUCED if path.name == "reduce.cuh" else [f for f in SUMS if (f["family"] == "row") == (path.name == "row.cuh")]
+    if path.name.startswith("reduce"):
+        return [f for f in REDUCED if (f["op"] == "argmax") == (path.name == "reduce_place.cuh")]
+    return [f for f in SUMS if (f["family"] == "row") == (path.name == "row.cuh")]
 
 
 def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):

@@ -27,7 +27,7 @@ template <int vec> KFI_DEVICE void kfi_place_of(kf_i64 (&place)[vec], const int 
         const bool same = a == b || (a != a && b != b); \
         if (same ? other < place : kfi_takes(word, a, b)) a = b, place = other; \
     } \
-    /* What the threads have that share a result: all of them get it. As kfi_reduce_join. */ \
+    /* What the threads have that share a result: all of them get it. As kfi_reduce_join, but that a kernel calls it once. */ \
     template <int vec> KFI_DEVICE void kfi_place_join(int word, type (&v)[vec], kf_i64 (&place)[vec], const kfi_reduce &g) \
     { \
         __shared__ type values[KFI_REDUCE_THREADS / 32][32][vec]; \
@@ -41,7 +41,6 @@ template <int vec> KFI_DEVICE void kfi_place_of(kf_i64 (&place)[vec], const int 
                     kfi_place_better(word, v[e], place[e], __shfl_xor_sync(0xffffffffu, v[e], by), __shfl_xor_sync(0xffffffffu, place[e], by)); \
         if (high > 5) { \
             const int warps = 1 << (high - 5), first = warp & ~(warps - 1); \
-            __syncthreads(); \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (e == 0 || !g.flat) values[warp][lane][e] = v[e], places[warp][lane][e] = place[e]; \
             __syncthreads(); \
