@@ -306,7 +306,7 @@ BROKEN = {
         "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
-        "kf/ops/layer_norm.kernels.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
+        "kf/ops/layer_norm.kernels.h", r"(kfi_act\([^;]*weight_j) \+ bias_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: another query's mask": (
         "kf/ops/scale_bool_mask_softmax.kernels.h", r"kfi_shared = kfi_turn / m->channels",

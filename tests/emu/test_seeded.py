@@ -106,7 +106,8 @@ SEEDED = {
         "kf/core/row_segments.cuh", r"\* gap : column", "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
     "the next channel an element late": (
-        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece", "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
+        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece",
+        "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
         ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
     "a piece later than it is": (
         "kf/core/row_segments.cuh", r"p->at \+= gap", "p->at += 0 * gap",
