@@ -8,7 +8,7 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import families, oracle, passes, row_oracle
+from kfgen import families, oracle, passes, product_oracle, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expr import COMPARISONS, KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 
@@ -241,7 +241,13 @@ def _inlined(op, act):
 
 
 def _op(op, act, failures):
-    {"elements": _map_op, "rows": _row_op}[families.of(op).oracle](op, act, failures)
+    {"elements": _map_op, "rows": _row_op, "products": _product_op}[families.of(op).oracle](op, act, failures)
+
+
+def _product_op(op, act, failures):
+    place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
+    product_oracle.check(op, act, families.of(op), lambda what, *more: _compare(failures, place, what, *more),
+                         lambda text: Trouble(f"{place} {text}"))
 
 
 def _map_op(op, act, failures):

@@ -20,5 +20,5 @@ def kernels(op, dtypes=DTYPES):
     for ds in dtype_tuples(op, dtypes):
         found.append(families.of(op).forward(op, ds))
         if found[-1].has_backward:
-            found.append(families.of(op).backward(op, ds))
+            found += [families.of(op).backward(op, both) for both in families.of(op).backward_dtypes(op, ds, dtypes)]
     return [kernel for kernel in found if kernel.acts]

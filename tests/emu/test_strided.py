@@ -13,14 +13,14 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-FUNCTIONS = [f for f in numeric.GATE if strided.laid(f)]
+FUNCTIONS = [f for f in numeric.ON_CUDA if strided.laid(f)]
 if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS)
 
 
 @pytest.fixture(scope="session")
 def lib():
-    return emulator.build(numeric.GATE, BUILD / "emu")
+    return emulator.build(numeric.ON_CUDA, BUILD / "emu")
 
 
 # file, text, what stands there instead, functions: each is right for dense tensors.

@@ -9,7 +9,7 @@ import pytest
 from compilers import ARCH, CORE_C, CORE_CUDA, NVCC, NVCC_WARNINGS, STEMS, addresses, compile_cuda, file_of, flags, passes, quick, sample, write
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
-FUNCTIONS = kflib.manifest()["functions"]
+FUNCTIONS = kflib.on("cuda", kflib.manifest()["functions"])
 # Every kernel of one op, on the oldest architecture, for which nothing but the portable path is there.
 ALL_ON = "sm_75"
 PROGRAMS = {}  # {header: {dtypes: functions}}
