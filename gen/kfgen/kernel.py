@@ -219,6 +219,11 @@ class Kernel:
         return self.shape(stream)
 
     @property
+    def header(self):
+        """What its op's header includes, without .cuh or .h."""
+        return self.family.header
+
+    @property
     def has_backward(self):
         """A cast, integers, and ops of which no operand has a gradient have none."""
         return self.op.types != "pairs" and self.dtypes[0] not in INT_DTYPES and any(o.grad for o in self.op.operands)

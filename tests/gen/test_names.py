@@ -91,7 +91,7 @@ FAMILY = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
-    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)),
+    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
     "any_nonfinite": (0, True, 4, False), **dict.fromkeys(("embedding", "rope", "rope_interleaved"), (0, True, LABELS, True)),
     **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_nn_{act}", "{act}_mul_linear"),
                     (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),

@@ -8,10 +8,12 @@ from kfgen.passes import inlined, program
 
 class ReduceC(RowsC):
     code, chosen_type = "kfi_reduce_{}", "kfi_walk"
+    walk = "cpu/reduce_walk.j2"
+    join = None  # what joins what the parts have found, where those are no numbers
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.dtype.acc.size})"
+        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.part_size})"
 
     @property
     def codes(self):
