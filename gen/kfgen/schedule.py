@@ -185,7 +185,7 @@ class C:
 
     def given_parameters(self, calls):
         """Of a function that is given its activation. calls: which of CALLS it makes."""
-        found = [f"{CALLS[c]}_{self.k.flavour} {CALLS[c]}" for c in calls]
+        found = [f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls]
         return "".join(f", {p}" for p in found + (["const int kfi_count"] if found else []))
 
     def given_arguments(self, calls, act=None):
@@ -203,7 +203,8 @@ class C:
 
     def given_on(self, calls):
         """{name: declaration} of what such a function hands over to those that it calls for a part of a row."""
-        return {CALLS[c]: f"{CALLS[c]}_{self.k.flavour} {CALLS[c]}" for c in calls} | ({"kfi_s": f"const {self.given_struct} kfi_s"} if calls else {})
+        functions = {CALLS[c]: f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls}
+        return functions | ({"kfi_s": f"const {self.given_struct} kfi_s"} if calls else {})
 
     def target(self, act):
         if act is GIVEN:

@@ -21,12 +21,12 @@ typedef struct {
     double v[KFI_MAX_ACT_SCALARS];
 } kfi_act_scalars_f64;
 /* The value of x; the gradient, of x or of the result and of dout. */
-typedef float (*kfi_act_f32)(float, kfi_act_scalars_f32);
-typedef float (*kfi_act_bwd_f32)(float, float, kfi_act_scalars_f32);
-typedef double (*kfi_act_f64)(double, kfi_act_scalars_f64);
-typedef double (*kfi_act_bwd_f64)(double, double, kfi_act_scalars_f64);
-typedef int32_t (*kfi_act_i32)(int32_t, kfi_act_scalars_f32);
-typedef int64_t (*kfi_act_i64)(int64_t, kfi_act_scalars_f32);
+typedef float (*kfi_act_fn_f32)(float, kfi_act_scalars_f32);
+typedef float (*kfi_act_bwd_fn_f32)(float, float, kfi_act_scalars_f32);
+typedef double (*kfi_act_fn_f64)(double, kfi_act_scalars_f64);
+typedef double (*kfi_act_bwd_fn_f64)(double, double, kfi_act_scalars_f64);
+typedef int32_t (*kfi_act_fn_i32)(int32_t, kfi_act_scalars_f32);
+typedef int64_t (*kfi_act_fn_i64)(int64_t, kfi_act_scalars_f32);
 
 /* The activation's own scalars, behind `first` of the op's. In registers: memory that results may share would be read again for each. */
 KFI_INLINE kfi_act_scalars_f32 kfi_act_scalars_of_f32(const void *scalars, int first, int count)

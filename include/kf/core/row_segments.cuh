@@ -5,6 +5,7 @@
 #define KF_CORE_ROW_SEGMENTS_CUH
 
 #include "kf/core/row_access.cuh"
+#include "kf/core/row_reduce.cuh"
 
 #ifdef KFI_DEVICE_PASS
 // Rows in pieces, and where in one a column is.
