@@ -46,7 +46,7 @@ def nvcc_seconds(f, include, folder, *what):
 def measure(step, nvcc_step):
     selection = Selection(spec.load())
     launchers = {launcher.name: launcher for k in selection.all_kernels() for launcher in k.launchers}
-    functions = kflib.manifest()["functions"]
+    functions = kflib.on("cuda", kflib.manifest()["functions"])
     seconds = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

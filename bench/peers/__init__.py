@@ -12,10 +12,10 @@
 Another family is another file, and a line in FAMILIES.
 """
 
-from peers import lookup, pairs, reduce, row
+from peers import gemm, lookup, pairs, reduce, row
 from peers import map as map_family
 
-FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs}
+FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs, "gemm": gemm}
 
 
 def of(f):

@@ -17,11 +17,16 @@ ATOM, WIDTH = 9, 94
 def formulas(k, by=False):
     """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it; by: of the
     activation's result."""
+    return k.formulas(by)
+
+
+def of_elements(k, by):
+    """Of kernels whose results are made of the elements beside them."""
     if not k.bwd:
         return [f"{name} = {one_line(text)}" for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     graph, roots = k.graph_by() if by else (k.graph, [root for s in k.outputs for root in s.exprs])
     results = [(part, s) for s in k.outputs for part in s.parts]
-    lines, texts = _write(graph, roots)
+    lines, texts = write(graph, roots)
     added = [f"sum over {k.summed_over} of {text}" if s.role == "sum" else text for (_, s), text in zip(results, texts)]
     return lines + [f"{part} = {text}{f' + beta * {part}' if k.accumulates else ''}" for (part, _), text in zip(results, added)]
 
@@ -31,8 +36,8 @@ def one_line(text):
     return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)
 
 
-def _write(graph, roots):
-    """(lines that name what is used twice, a text per root)."""
+def write(graph, roots, named=None, letter="t"):
+    """(lines that name what is used twice, a text per root). named: {node: its name}. letter: of other names."""
     uses = dict.fromkeys(graph.reachable(roots), 0)
     for i in [*roots, *(a for user in uses for a in graph.nodes[user].args)]:
         uses[i] += 1
@@ -53,9 +58,12 @@ def _write(graph, roots):
             body, level = ("-" if node.op == "neg" else "not ") + at(0, 5), 4
         else:
             body, level = f"{node.op}({', '.join(text[a][0] for a in node.args)})", ATOM
-        if count > 1 and node.args:
-            lines.append(f"t{len(lines)} = {body}")
-            body, level = f"t{len(lines) - 1}", ATOM
+        if named and i in named:
+            lines.append(f"{named[i]} = {body}")
+            body, level = named[i], ATOM
+        elif count > 1 and node.args:
+            lines.append(f"{letter}{len(lines)} = {body}")
+            body, level = f"{letter}{len(lines) - 1}", ATOM
         text[i] = (body, level)
     return lines, [text[r][0] for r in roots]
 
@@ -138,6 +146,8 @@ def gathers(k):
 
 def cost(k):
     per_act = sorted({moved_bytes(k, a) for a in k.acts})
+    if k.work:
+        return f"{k.work} operations."
     if gathers(k):
         return f"Per row: a value of each tensor, {k.flops} operations."
     count = " to ".join(map(str, per_act[:1] + per_act[1:][-1:]))
@@ -176,15 +186,18 @@ def workspace(k):
 def lines(kernel, whole=False):
     """At most 16 lines, for a C comment; 19 where there are ten tensors or more. whole: more, with all of the formulas."""
     k = kernel
-    text = "; ".join(formulas(k)) + (f". With {k.result}: {'; '.join(formulas(k, True))}" if k.by_result else "")
+    own, by = formulas(k), formulas(k, True) if k.by_result else []
+    by = [line for line in by if line not in own] if k.work else by
+    text = "; ".join(own) + (f". With {k.result}: {'; '.join(by)}" if by else "")
     found = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if len(found) > 4 and not whole:
         found = found[:3] + ["  ... (kfgen explain prints all of it)"]
     groups = {}  # inputs, then outputs, that have everything in common
     for s in k.inputs + k.outputs:
-        groups.setdefault(("in " if s.role == "in" else "out", shape(k, s), s.dtype.word, notes(k, s)), []).append(s.name)
+        dims, name = ("", f"{s.name} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", s.name)  # tensors of a product have shapes of their own
+        groups.setdefault(("in " if s.role == "in" else "out", dims, s.dtype.word, notes(k, s)), []).append(name)
     for (role, dims, word, note), members in groups.items():
-        line = f"{role}  {', '.join(members)}: {dims} {word}{'; ' + note if note else ''}"
+        line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"
         found += textwrap.wrap(line, WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     if k.has_workspace:
         found += textwrap.wrap(workspace(k), WIDTH + 3, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)

@@ -36,14 +36,12 @@ def signature(k, types):
     for a in launcher.arguments:
         varies = types.get(a.name) in VARIES
         arguments.append((f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype) + a.name)
-    words = ["T"] if k.op.types == "one" else ["T", "U"]
-    name = named(k, words)
+    name = named(k, ["T", "U"] if k.two_dtypes else ["T"])
     return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
 
 
 def workspace(k):
-    words = ["T"] if k.op.types == "one" else ["T", "U"]
-    return f"size_t {names.workspace(named(k, words))}({k.size_parameters});"
+    return f"size_t {names.workspace(named(k, ['T', 'U'] if k.two_dtypes else ['T']))}({k.size_parameters});"
 
 
 def use(k, stream):
@@ -85,7 +83,8 @@ def entry(op, kernels):
     first = [next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)]
     types = {k.bwd: type_words([other for other in kernels if other.bwd is k.bwd]) for k in first}
     return {
-        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "dtypes": list(dict.fromkeys(k.words for k in kernels)),
+        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "cuda": any("cuda" in k.backends for k in kernels),
+        "dtypes": list(dict.fromkeys(k.words for k in kernels)),
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
         "signatures": [f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};" for k in first[:1] if k.strided] + [
             line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
@@ -132,12 +131,12 @@ def pages(selection):
         if kernels := selection.kernels(op):
             of[op.family].append(entry(op, kernels))
     of = {family: ops for family, ops in of.items() if ops}
-    count = sum(len(k.launchers) for k in selection.all_kernels())
+    count, on_cuda = (sum(len(k.launchers) for k in selection.all_kernels() if word in k.backends) for word in ("c", "cuda"))
     acts = [{"a": a, "edges": edges(a.edges), "dedges": edges(a.dedges), "expr": contract.one_line(a.expr),
              "dexpr": a.dexpr and contract.one_line(a.dexpr)} for a in selection.activations]
     texts = {f"{family}.md": env.get_template("docs/family.md.j2").render(family=family, ops=ops, **common) for family, ops in of.items()}
     texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
-    texts["README.md"] = env.get_template("docs/index.md.j2").render(of=of, count=count, codes=result_codes(), **common)
+    texts["README.md"] = env.get_template("docs/index.md.j2").render(of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common)
     return {name: spaced(text) for name, text in texts.items()}
 
 

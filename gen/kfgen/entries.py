@@ -100,6 +100,7 @@ class Activation:
     file: str
     builtin: bool
     said: dict = field(default_factory=dict)  # name of a scalar: Scalar
+    heavy: bool = False  # whether families of heavy kernels have it
     dexpr_out: str | None = None  # the gradient by the result
     dref_out: str | None = None
     rising: tuple = ()  # scalars that dexpr_out needs to be 0 or more
@@ -167,6 +168,7 @@ class Op:
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
+    own: dict = field(default_factory=dict)  # what its family alone has fields for
     words: dict = field(default_factory=dict)  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
 
     @functools.cached_property

@@ -65,7 +65,7 @@ def explain(selection, name, user=None):
     part("Contract", contract.lines(k, whole=True))
     both = [kernel for kernel in selection.kernels(k.op) if kernel.dtypes == k.dtypes]
     for kernel in both:
-        for target, is_c in (("CUDA", False), ("C", True)):
+        for target, is_c in (("CUDA", False), ("C", True))["cuda" not in kernel.backends:]:
             part(f"{'Backward' if kernel.bwd else 'Forward'} of an element in {target}", code(kernel, act, is_c))
     if any(kernel.bwd for kernel in both):
         lines = ["the op's: derived from its expr"]

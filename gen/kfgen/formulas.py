@@ -224,7 +224,7 @@ class Printer:
         return f"{self.lib.name}.where(({column} >= 0) & ({column} < {last}), {taken}, float('nan'))"
 
 
-def _inlined(k, act, by):
+def inlined(k, act, by):
     """(the kernel's graph with the activation's own expressions, its roots)."""
     if by:
         return k.graph_by(act)
@@ -236,7 +236,7 @@ def _inlined(k, act, by):
 def elementwise(k, act, library):
     """(lines, the text of each value) of a kernel whose tensors are arrays of one shape by then: for families that say themselves how those
     come of its operands."""
-    graph, roots = _inlined(k, act, False)
+    graph, roots = inlined(k, act, False)
     axes = dict.fromkeys((*k.scalars, *k.integers, *act.scalars)) | {p: frozenset((0,)) for s in k.inputs for p in s.parts}
     printer = Printer(LIBRARIES[library], None, graph, axes, None)
     printer.run(roots)
@@ -246,7 +246,7 @@ def elementwise(k, act, library):
 def statements(k, act, library, by=False):
     """The lines of one library. by: with the activation's gradient by its result."""
     lib, frame = LIBRARIES[library], Frame(k)
-    graph, roots = _inlined(k, act, by)
+    graph, roots = inlined(k, act, by)
     read = graph.variables(roots)
     picked = {graph.nodes[node.args[0]].value for node in graph.nodes if node.op == "pick"}
     lines, axes = [], {name: None for name in (*k.scalars, *k.integers, *act.scalars, "keep_scale")} | {KEEP: frame.all}

@@ -141,6 +141,7 @@ class Kernel:
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
+    work = ""  # of a product: its operations in a call, as an expression of the sizes
     accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
@@ -181,6 +182,25 @@ class Kernel:
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def two_dtypes(self):
+        """Whether some of its functions have a second dtype in their names."""
+        return self.op.types != "one"
+
+    @property
+    def forward_dtypes(self):
+        """Those of the forward that it is of."""
+        return self.dtypes
+
+    def accumulated(self, stream):
+        """Whether a result is added to `beta` times what is there."""
+        return self.accumulates
+
+    @property
+    def backends(self):
+        """Those that have its functions."""
+        return self.family.backends
 
     @property
     def betas(self):
@@ -320,14 +340,20 @@ class Kernel:
         """What each number of a tensor's strides adds to its name, the innermost first."""
         return self.family.levels[self.form]
 
+    def levels_of(self, name):
+        """Those of one tensor, of either direction."""
+        return self.levels
+
     @property
     def stride_fields(self):
-        return [name + level for name in self.strided for level in self.levels]
+        return [name + level for name in self.strided for level in self.levels_of(name)]
 
     @property
     def stride_codes(self):
         """Where the numbers of each tensor begin, as core/check.h reads it."""
-        first = {name: chr(ord("0") + len(self.levels) * i) for i, name in enumerate(self.strided)}
+        first, at = {}, ord("0")
+        for name in self.strided:
+            first[name], at = chr(at), at + len(self.levels_of(name))
         return "".join(first.get(name, " ") for name in self.tensor_names)
 
     @property
@@ -379,6 +405,10 @@ class Kernel:
     def added(self):
         """Gradients that the second stage adds up."""
         return self.sums
+
+    def formulas(self, by):
+        """As contract.formulas has them."""
+        return contract.of_elements(self, by)
 
     @property
     def title(self):

@@ -62,7 +62,7 @@ def files(selection, user=None):
     found = {word: File(word, user or "", [], [], []) for word in DTYPE}
     for op in selection.ops:
         installed = bool(user) and op.builtin
-        for kernel in selection.kernels(op):
+        for kernel in [k for k in selection.kernels(op) if "cuda" in k.backends]:
             functions = _functions(kernel, [a for a in kernel.acts if not (installed and a.builtin)], user)
             if not functions:
                 continue

@@ -29,7 +29,7 @@ def index(k, stream):
 
 def tensor(k, stream, act, backward):
     """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
-    laid = [stream.name + level for level in k.levels] if stream.name in k.strided else []
+    laid = [stream.name + level for level in k.levels_of(stream.name)] if stream.name in k.strided else []
     summed = stream.of and stream.role != "in" and stream.kind not in k.family.whole
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
@@ -68,6 +68,8 @@ def variables(k):
     found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
     if k.op.types != "one":
         found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
+    elif k.second.word != k.dtypes[0]:
+        found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
     found += [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
     return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])
 
@@ -120,7 +122,8 @@ def cost(k, tensors):
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
-    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()), "flops": " * ".join([str(k.flops), *k.extents])}
+    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
+            "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else "")}
 
 
 def of_kernel(k):
@@ -128,7 +131,7 @@ def of_kernel(k):
     return {"variables": variables(k), "axes": axes(k), "formula": contract.formulas(k), "flops": k.flops,
             "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
             "permutable": {s.kind for s in k.streams} == {"elem"} and k.graph.levels is None and not k.dropout,
-            "backends": list(k.family.backends), "architecture": k.family.architecture}
+            "backends": list(k.backends), "architecture": k.family.architecture}
 
 
 def backward_of(k):
@@ -145,7 +148,7 @@ def function(launcher, user=None, common=None, backward=None):
     arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
     defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
     moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"]
-    other = names.function(k.op.pattern, act.name, k.dtypes, not k.bwd, launcher.state)
+    other = names.function(k.op.pattern, act.name, k.forward_dtypes, not k.bwd, launcher.state)
     return {
         "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
         "base": names.fill(k.op.pattern, act.name), "family": k.family.name,
@@ -157,14 +160,16 @@ def function(launcher, user=None, common=None, backward=None):
         "errors": contract.codes(k, act), "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
         "statements": names.formula(k.op.pattern, act.name, k.bwd),
         "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act)) if k.by(act) else None, "tolerance": tolerance(k, act),
-        "stages": k.cuda.stages(launcher), "state": launcher.state, "dropout": k.dropout, "sizes": k.sizes, "arguments": arguments,
+        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [], "state": launcher.state, "dropout": k.dropout,
+        "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors), "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
-        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]) if "cuda" in k.backends else "",
+        "since": k.op.since, **(common or of_kernel(k))}
 
 
 def any_activation(k, members, user):

@@ -62,3 +62,8 @@ def launchers(user=None, dtype=""):
 def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
     prefix = f"{prefix}_cpu" if cpu else prefix
     return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)
+
+
+def seam(word, pattern, act, by, flavour):
+    """A function of what happens to elements of a product's operands or results: of all activations that it does not call."""
+    return "_".join(w for w in (f"kfi_{word}", stem(pattern), act, "by_result" if by else "", flavour) if w)

@@ -102,7 +102,7 @@ def _draws(op, rng, rows):
 
 
 def _op(op, act):
-    if op.types == "pairs" or act not in op.activations:
+    if op.types == "pairs" or act not in op.activations or families.of(op).oracle == "products":
         return []
     place, rows, rng, seen = f"{op.file}: [op.{op.pattern}]", families.of(op).oracle == "rows", np.random.default_rng(3), {}
     names = row_names(COLS, np) | query_names(ROWS, ROWS // 2, np) if rows else {}

@@ -165,7 +165,7 @@ class Renderer:
         codes = [ActCode(a) for a in s.activations if not (user and a.builtin)]
         for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
             self.header(activations + ext, template, activations=codes, includes=["kf/ops/activations" + ext] if user else [])
-        stems = []
+        stems = {".cuh": [], ".h": []}
         for op in s.ops:
             extends = bool(user) and op.builtin  # an installed op with the user's activations: launchers alone
             kernels = [with_acts(k, [a for a in k.acts if not a.builtin]) for k in s.kernels(op)] if extends else s.kernels(op)
@@ -173,13 +173,16 @@ class Renderer:
             if not kernels:
                 continue
             stem = names.stem(op.pattern)
-            stems.append(stem)
-            for ext, template in ((".cuh", "cuda/op.cuh.j2"), (".h", "cpu/op.h.j2")):
-                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=kernels, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
+            device = [k for k in kernels if "cuda" in k.backends]
+            for ext, template, own in ((".cuh", "cuda/op.cuh.j2", device), (".h", "cpu/op.h.j2", kernels)):
+                if not own:
+                    continue
+                stems[ext].append(stem)
+                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=own, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")
-            for part in PARTS["cuh"]:
-                self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=kernels, extends=extends, device=part == "device")
+            for part in PARTS["cuh"] if device else ():
+                self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=device, extends=extends, device=part == "device")
             self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=kernels, extends=extends)
             if self.any_activation:
                 chosen.headers(self, op, s.kernels(op), extends)
@@ -187,7 +190,7 @@ class Renderer:
             chosen.activations(self, [ActCode(a) for a in s.activations])
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
-            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems],
+            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems[ext]],
                         cuda=ext == ".cuh", user=user)
         launchers.render(self)
         return self.files

@@ -23,7 +23,13 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, value, parents=()):
         self.value, self.parents = np.asarray(value, np.float64), parents
 
+    @property
+    def T(self):
+        return Tape(self.value.T, [(self, np.transpose)])
+
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        if ufunc is np.matmul and method == "__call__" and not kwargs:
+            return _matmul(*args)
         if method != "__call__" or kwargs or (ufunc not in oracle.UFUNC_RULES and not ufunc.types[0].endswith("?")):
             raise TypeError(f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know")
         values = [a.value if isinstance(a, Tape) else a for a in args]
@@ -40,6 +46,11 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         y = np.where(condition, *(a.value if isinstance(a, Tape) else a for a in arms))
         return Tape(y, [(a, lambda d, k=k: np.where(condition, *((d, 0.0) if k == 0 else (0.0, d)))) for k, a in enumerate(arms)
                         if isinstance(a, Tape)])
+
+
+def _matmul(*factors):
+    a, b = (f if isinstance(f, Tape) else Tape(f) for f in factors)
+    return Tape(a.value @ b.value, [(a, lambda d: d @ b.value.T), (b, lambda d: a.value.T @ d)])
 
 
 def _reduce(a):
@@ -157,6 +168,12 @@ class Bound:
 
     def evaluate(self, env, count, eps, tiny, largest):
         """[(value, error)], rows in which some value is beyond `largest`. Arrays are [rows, cols] or [rows, 1]."""
+        value, error, beyond = self.follow(env, count, eps, tiny, largest, {})
+        beyond = np.broadcast_to(beyond, np.broadcast_shapes(np.shape(beyond), (1, 1)))
+        return [(value[r], error[r]) for r in self.roots], beyond.any(-1)
+
+    def follow(self, env, count, eps, tiny, largest, errors):
+        """({node: value}, {node: error}, where some value is beyond `largest`). errors: of variables that have some already."""
         env = env | row_names(count, np)
         nodes = self.graph.reachable(self.roots)
         value = dict(zip(nodes, evaluate(self.graph, nodes, env, np, sp)))
@@ -171,7 +188,7 @@ class Bound:
                     error[i] = np.zeros((), bool)
                 elif node.op in ("const", "var"):
                     rounded = node.op == "var" and (self.doubles or node.value == PER_COUNT)
-                    error[i] = eps * np.abs(v) if rounded else np.zeros(())
+                    error[i] = errors.get(node.value, eps * np.abs(v) if rounded else np.zeros(()))
                 elif node.op in BOOLEAN:
                     error[i] = self._undecided(node, value, args)
                 elif node.op == "where":
@@ -208,8 +225,7 @@ class Bound:
                     error[i] = sum(np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(slopes, args))
                     if node.op not in EXACT:
                         error[i] = error[i] + eps * np.nan_to_num(np.abs(v), posinf=0.0) + tiny
-        beyond = np.broadcast_to(beyond, np.broadcast_shapes(np.shape(beyond), (1, 1)))
-        return [(value[r], error[r]) for r in self.roots], beyond.any(-1)
+        return value, error, beyond
 
     def _undecided(self, node, value, args):
         """Comparisons of rounded values near equality."""

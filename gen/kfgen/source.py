@@ -10,6 +10,8 @@ from kfgen.render import ROOT, Renderer, Selection, with_acts
 INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
 DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
 
+GUARD = re.compile(r"^#ifndef (\w+)\n#define \1$", re.M)
+
 QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 #pragma nv_diag_suppress 177  // functions that other kernels would use
 #endif
@@ -42,18 +44,22 @@ def cut(selection, launcher):
 def inline(path, files, inlined=lambda header: True):
     """The text of files[path], or of a header of include/, with what it includes of kf in its place; of that, what is `inlined`.
 
-    A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside.
+    A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside. One without a guard
+    comes wherever it is included: it is another one each time (core/gemm_width.h).
     """
     seen = {}  # header: the conditions that it was written under
 
-    def expand(path, conditions):
+    def read(path):
         text = files[path] if path in files else (ROOT / "include" / path).read_text()
-        guard = re.search(r"^#ifndef (\w+)\n#define \1$", text, re.M)
+        return text, GUARD.search(text)
+
+    def expand(path, conditions):
+        text, guard = read(path)
         stack, lines = list(conditions), []
         for line in text.splitlines():
             if (m := INCLUDE.match(line)) and inlined(m[1]):
                 here = [c for c in stack if c]
-                if not any(set(before) <= set(here) for before in seen.get(m[1], [])):
+                if not read(m[1])[1] or not any(set(before) <= set(here) for before in seen.get(m[1], [])):
                     seen.setdefault(m[1], []).append(here)
                     lines += expand(m[1], here)
                 continue
@@ -73,7 +79,8 @@ def inline(path, files, inlined=lambda header: True):
 
 def kernel_names(launcher):
     """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
-    return list(dict.fromkeys(name for stage in launcher.kernel.cuda.stages(launcher) for name in stage))
+    stages = launcher.kernel.cuda.stages(launcher) if "cuda" in launcher.kernel.backends else []
+    return list(dict.fromkeys(name for stage in stages for name in stage))
 
 
 def source(selection, name):

@@ -112,6 +112,7 @@ def _load_activation(spec, file, name, f, builtin):
         ints=f.get("ints", bool, False, what="true or false"),
         rounding=f.get("rounding", str, "result", what='"result" or "intermediates"'),
         budget=f.get("budget", dict, {}, what='{ lp = 13, lp_bwd = 25, f32 = 30, why = "..." }'),
+        heavy=f.get("heavy", bool, False, what="true or false"),
         source=f.get("source", str, "", what='"where the function is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
     f.done()
@@ -209,6 +210,7 @@ def load_op(spec, file, pattern, f, builtin):
         types=f.get("types", str, "one", what='"one", "pairs", "weights" or "results"'),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'))
+    op.own = family.own_fields(f, op)
     op.reduced = reduced = tuple(_reduced_words(f, op))
     f.done()
     if not all(isinstance(name, str) for name in op.without):
@@ -287,6 +289,8 @@ def _row_fields(f, family, taken, operands):
 
 
 def _check_layout(f, op):
+    if op.layout in families.of(op).layouts:
+        return
     if op.layout != "channels":
         raise f.error("layout", f"is {op.layout!r}", 'write "channels", or leave it out: operands say the rest by their kinds')
     odd = next((o for o in op.operands if o.kind not in ("elem", "per_row")), None)
@@ -355,7 +359,8 @@ def _activations_of(spec, op):
         if name not in spec.activations:
             known = ", ".join(spec.activations)
             raise SpecError(op.file, f"op.{op.pattern}", "without", f"`{name}` is no activation", f"the activations are: {known}")
-    return [a for a in spec.activations.values() if a.name not in op.without]
+    heavy = families.of(op).heavy
+    return [a for a in spec.activations.values() if a.name not in op.without and (not heavy or a.heavy or not a.builtin)]
 
 
 def _check_scalars(op, act):
@@ -375,7 +380,8 @@ def _check_expressions(op):
     try:
         graph, env, outputs = family.graph(op)
         family.check(op, graph, env, outputs)
-        used = graph.variables([*outputs.values(), *(env[n] for n in op.values_of_rows)])
+        roots = [*outputs.values(), *(env[n] for n in (*op.values_of_rows, *family.loaded(op)))]
+        used = graph.variables(roots)
         for o in op.operands:
             if not used & set(o.values) and o.kind not in family.indices:
                 raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{o.name}` is not read by the expression", "remove it")
@@ -383,7 +389,7 @@ def _check_expressions(op):
             family.check_gradients(op)
     except ExprError as e:
         raise SpecError(op.file, f"op.{op.pattern}", getattr(e, "field", "expr"), str(e), "see the expression language in docs/hacking.md") from None
-    if op.has_act and not graph.uses("act", outputs.values()):
+    if op.has_act and not graph.uses("act", roots):
         raise SpecError(op.file, f"op.{op.pattern}", "expr", "never calls act(...), but the name has {act}", "call act(...) once")
     if op.ints:
         if op.scalars or op.dropout or any(o.kind != "elem" for o in op.operands) or "ints" not in family.fields:

@@ -51,7 +51,7 @@ def build(jobs, chosen):
         kflib.build("cuda", numeric.CUDA["default"], BUILD / "cuda", numeric.BUILDS["cuda"]["default"], jobs,
                     extra=counting.source(), link=counting.LINK)
     middle = time.monotonic()
-    kflib.build("cuda", selection.kernels(), BUILD / "sanitized", sanitized.FLAGS, jobs)
+    kflib.build("cuda", kflib.on("cuda", selection.kernels()), BUILD / "sanitized", sanitized.FLAGS, jobs)
     return f"built in {middle - began:.0f} + {time.monotonic() - middle:.0f} s with {jobs} jobs"
 
 

@@ -15,7 +15,7 @@ from conftest import BUILD
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-FUNCTIONS = selection.launches()
+FUNCTIONS = kflib.on("cuda", selection.launches())
 DEVICE = 13
 
 

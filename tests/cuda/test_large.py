@@ -10,7 +10,7 @@ import selection
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-TWO_BYTES = [f for f in selection.gate() if f["dtypes"][0] == "bf16" and all(kflib.SIZE[d] == 2 for d in f["dtypes"])
+TWO_BYTES = [f for f in kflib.on("cuda", selection.gate()) if f["dtypes"][0] == "bf16" and all(kflib.SIZE[d] == 2 for d in f["dtypes"])
              and not cases.own(f)]
 FUNCTIONS = list({(f["op"], f["bwd"], f["state"]): f for f in TWO_BYTES if f["activation"] in ("none", "silu")}.values())
 CASES = [pytest.param(f, rest, rows, id="_".join([f["name"], "x", *map(str, rest)])) for f in FUNCTIONS for rest, rows in large.shapes(f)]

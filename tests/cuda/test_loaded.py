@@ -15,7 +15,7 @@ if not kflib.has_gpu():
 if not toolkit.nvrtc_to_link():
     pytest.skip("no NVRTC", allow_module_level=True)
 
-FUNCTIONS = selection.launches()
+FUNCTIONS = kflib.on("cuda", selection.launches())
 LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]  # walked down by blocks, and by clusters of them
 
 

@@ -12,8 +12,8 @@ import selection
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-FUNCTIONS = selection.gate()
-LAUNCHES = selection.launches()
+FUNCTIONS = kflib.on("cuda", selection.gate())
+LAUNCHES = kflib.on("cuda", selection.launches())
 every = pytest.mark.parametrize("f", LAUNCHES, ids=[f["name"] for f in LAUNCHES])
 GROUPS = {}
 for function in FUNCTIONS:

@@ -42,7 +42,7 @@ def reported(text):
 
 @pytest.fixture(scope="session")
 def lib():
-    return kflib.build("cuda", selection.kernels(), BUILD / "sanitized", sanitized.FLAGS)
+    return kflib.build("cuda", kflib.on("cuda", selection.kernels()), BUILD / "sanitized", sanitized.FLAGS)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -53,7 +53,7 @@ def test_clean(lib, tool, shard):
     first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
     assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
     assert reported(log) == 0, first
-    chosen = selection.kernels()[shard::SHARDS]
+    chosen = kflib.on("cuda", selection.kernels())[shard::SHARDS]
     assert f"{sum(len(sanitized.shapes(f)) for f in chosen)} calls" in said  # all of them were made
 
 

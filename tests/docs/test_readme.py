@@ -8,6 +8,7 @@ import os
 import re
 import textwrap
 
+import kflib
 import pytest
 import runtime_api
 from conftest import ROOT
@@ -56,8 +57,8 @@ def filled(text):
 
 def test_readme_is_the_repository_s_own(manifest):
     text = filled(README.read_text())
-    count = f"{len(manifest['functions']):,}"
-    text = re.sub(r"(<!-- count -->)[\d,]+", lambda m: m[1] + count, text)
+    counts = [f"{len(found):,}" for found in (kflib.on("cpu", manifest["functions"]), kflib.on("cuda", manifest["functions"]))]
+    text = re.sub(r"(<!-- count -->)[\d,]+( functions for C, )[\d,]+", lambda m: m[1] + counts[0] + m[2] + counts[1], text)
     if UPDATE:
         README.write_text(text)
     assert README.read_text() == text, "run KF_UPDATE=1 pytest tests/docs/test_readme.py"

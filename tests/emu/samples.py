@@ -13,7 +13,7 @@ import emulator
 import kflib
 import selection
 
-MANIFEST = kflib.manifest()["functions"]
+MANIFEST = kflib.on("cuda", kflib.manifest()["functions"])
 # What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
 FEW = {"flat": [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
        "rows": [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((36, 300), "normal", 0), ((0, 8), "normal", 0)],
@@ -66,7 +66,7 @@ SAMPLES = {
 
 def functions(sample):
     if cases.LEVEL == 1:
-        return selection.of_schedules(SAMPLES[sample].dtypes)
+        return kflib.on("cuda", selection.of_schedules(SAMPLES[sample].dtypes))
     return [f for f in MANIFEST if cases.LEVEL > 2 or SAMPLES[sample].takes(f)]
 
 

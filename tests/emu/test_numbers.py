@@ -6,6 +6,7 @@ two, of which one has several vectors a thread."""
 import cases
 import checks
 import emulator
+import kflib
 import numeric
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
 @pytest.fixture(scope="session")
 def lib():
-    return emulator.build(numeric.GATE, BUILD / "emu")
+    return emulator.build(numeric.ON_CUDA, BUILD / "emu")
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def memory(emu):
     return emulator.Memory(emu, ORDERS)
 
 
-@numeric.each(numeric.GATE, "name")
+@numeric.each(numeric.ON_CUDA, "name")
 def test_numbers(lib, emu, memory, f):
     whole = f["family"] != "row" or f["activation"] == "none" or cases.LEVEL > 1 and cases.whole_table(f)  # long rows take long here
     emu.forget()
@@ -45,18 +46,18 @@ def test_numbers(lib, emu, memory, f):
     assert not whole or emu.missing() == [], "kernels that no shape reaches"
 
 
-@numeric.each(numeric.GATE_SKIPPED, "name")
+@numeric.each(kflib.on("cuda", numeric.GATE_SKIPPED), "name")
 def test_skipped_gradients(lib, memory, f):
     numeric.skipped_gradients(lib, memory, f)
 
 
-@numeric.each(numeric.GATE_IN_PLACE, "name")
+@numeric.each(kflib.on("cuda", numeric.GATE_IN_PLACE), "name")
 def test_in_place(lib, memory, f):
     numeric.in_place(lib, memory, f)
 
 
 @numeric.probabilities
-@numeric.each(numeric.GATE_DROPOUT, "name")
+@numeric.each(kflib.on("cuda", numeric.GATE_DROPOUT), "name")
 def test_dropout_probabilities(lib, memory, f, p):
     numeric.dropout_probability(lib, memory, f, p)
 
@@ -66,7 +67,7 @@ TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70
 
 
 # How a sum is shared out does not depend on what a tensor's elements are, but on what is added up.
-WALKING = [f for f in numeric.GATE_IN_PLACE if cases.walks(f)]
+WALKING = [f for f in kflib.on("cuda", numeric.GATE_IN_PLACE) if cases.walks(f)]
 if cases.LEVEL == 1:
     WALKING = selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")], WALKING)
 
@@ -145,7 +146,7 @@ ref = "{expr.replace("abs(", "np.abs(")}"
 
 
 def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
-    """The words of core/row.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
+    """The words of core/row_reduce.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
     words = [*(("sum", "max", "min")[i % 3] for i in range(limits.REDUCTIONS - 1)), "min"]
     terms = " + ".join(f"{word}(x * {i + 2})" for i, word in enumerate(words))
     path, _, functions = user_ops.load(f"""

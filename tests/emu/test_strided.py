@@ -13,20 +13,20 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-FUNCTIONS = [f for f in numeric.GATE if strided.laid(f)]
+FUNCTIONS = [f for f in numeric.ON_CUDA if strided.laid(f)]
 if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS)
 
 
 @pytest.fixture(scope="session")
 def lib():
-    return emulator.build(numeric.GATE, BUILD / "emu")
+    return emulator.build(numeric.ON_CUDA, BUILD / "emu")
 
 
 # file, text, what stands there instead, functions: each is right for dense tensors.
 SEEDED = {
-    "rows of heads as if they were dense": ("kf/core/row.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
-    "batches of planes as if they were dense": ("kf/core/row.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
+    "rows of heads as if they were dense": ("kf/core/row_access.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
+    "batches of planes as if they were dense": ("kf/core/row_access.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
     "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = o \* p\.outer \+ first", "at.start = o * g.axis + first", ("kf_sum_f32",)),
     "parts are joined as the tensor lies": ("kf/core/reduce.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
 }

@@ -3,6 +3,7 @@
 instance by instance, block by block and byte by byte of the arguments."""
 
 import cases
+import kflib
 import pytest
 import recorded
 import selection
@@ -13,7 +14,7 @@ from refusals import BUILD, CUDA, DEVICE, NO_KERNEL_IMAGE, NULL_POINTER, PARTS, 
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
-FUNCTIONS = selection.of_schedules(cases.by_level(("f32", "bf16"), None))
+FUNCTIONS = kflib.on("cuda", selection.of_schedules(cases.by_level(("f32", "bf16"), None)))
 NOT_FOUND, NO_DRIVER, NO_CONTEXT = 500, 100, 201
 ROWS = [(1056, c) for c in (1, 40, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21)] + [(3, 8), (200000, 64)]
 SHAPES = {"flat": [(1,), (1003,), (2**20,), (2**33,)], "rows": [(5, 3), (1056, 300), (70000, 4096), (3, 2**22)],

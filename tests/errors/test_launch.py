@@ -6,6 +6,7 @@ import ctypes
 
 import cases
 import hostcuda
+import kflib
 import pytest
 import selection
 import toolkit
@@ -18,7 +19,13 @@ NO_DRIVER, NO_IMAGE, INVALID_FUNCTION, NO_MEMORY = 35, 209, 98, 2
 
 @pytest.fixture(scope="module")
 def cuda():
-    return hostcuda.build(FUNCTIONS, BUILD, flags=PARTS)
+    return hostcuda.build(kflib.on("cuda", FUNCTIONS), BUILD, flags=PARTS)
+
+
+@pytest.fixture(scope="module")
+def lib(cuda):
+    """Of which the functions are that are asked: here of no other backend."""
+    return cuda
 
 
 def test_the_callers_stream(cuda, functions):
@@ -129,7 +136,7 @@ def test_who_asked_is_told_each_launch(tmp_path):
     """KF_ON_LAUNCH: the name of the function, activation and state included, and what the runtime is then given."""
     hook = tmp_path / "hook.h"
     hook.write_text(HOOK)
-    chosen = [f for f in selection.FUNCTIONS if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu")
+    chosen = [f for f in kflib.on("cuda", selection.FUNCTIONS) if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu")
               and f["op"].startswith(("layer_norm", "bias_"))]
     lib = hostcuda.build(chosen, tmp_path, flags=(*PARTS, "-include", str(hostcuda.HEADER), "-include", str(hook)))
     said = (ctypes.c_char * 300).in_dll(lib.dll, "kft_said")

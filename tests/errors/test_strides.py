@@ -23,7 +23,7 @@ def call(lib, f, sizes=None, **given):
 
 def free(f, a):
     """The fields of a tensor that the call's sizes leave a meaning, with the elements that one of each takes where all is dense."""
-    sizes, room = levels(f, extents(f))
+    sizes, room = levels(f, extents(f), a)
     found = []
     for field, n in zip(a["strides"], sizes):
         if n > 1:
@@ -34,7 +34,7 @@ def free(f, a):
 
 def crowded(f, a, **given):
     """The first field, from the smallest distance on, whose rows would reach into each other."""
-    sizes, room = levels(f, extents(f))
+    sizes, room = levels(f, extents(f), a)
     apart = strided.dense([given.get(field, 0) for field in a["strides"]], sizes, room)
     for distance, n, field in sorted((d, n, field) for d, n, field in zip(apart, sizes, a["strides"]) if n > 1):
         if distance < room:

@@ -3,6 +3,7 @@
 argument in the message, and nothing written or launched when it is refused."""
 
 import checks
+import kflib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,7 @@ def meet(a, b):
 # Tensors whose elements are counted, in turn; of others all sizes are one.
 SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")],
             "both": [("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")]}
+SIZES_OF |= dict.fromkeys(("nn", "nt", "tn", "tt"), [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))])
 
 
 def operands_of(f, values, sizes):
@@ -150,7 +152,7 @@ def spoil(data, call, f):
 @examples(400)
 @given(data=st.data())
 def agrees(lib, met, data):
-    f = data.draw(st.sampled_from(FUNCTIONS))
+    f = data.draw(st.sampled_from(kflib.on(lib.backend, FUNCTIONS)))
     call = Call(lib, f)
     spoil(data, call, f)
     sizes = [call.values[s] for s in f["sizes"]]

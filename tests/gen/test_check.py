@@ -93,12 +93,14 @@ def test_altered_ops_are_found(pattern):
     """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
     op = SPEC.ops[pattern]
     name = op.operands[0].values[0]
-    refs = {out: text + f" + 1e-6 * {name} * {name}" for out, text in op.refs.items()}
+    in_one = f"{name} * {name}" if op.family != "gemm" else "({0}) * ({0})"  # whose operands have shapes of their own: a little in all of them
+    refs = {out: text + f" + 1e-6 * {in_one.format(text)}" for out, text in op.refs.items()}
     found = []
     check._op(with_field(op, refs=refs), op.activations[-1], found)
-    assert any("against its ref" in f and f"[op.{pattern}]" in f and f"{name} = " in f for f in found)
+    at = f"{name} = " if op.family != "gemm" else "value = "
+    assert any("against its ref" in f and f"[op.{pattern}]" in f and at in f for f in found)
     if op.types == "one" and any(o.grad for o in op.operands):
-        wide = with_field(op, refs={out: text + f" + 1e-2 * {name} * {name}" for out, text in op.refs.items()})
+        wide = with_field(op, refs={out: text + f" + 1e-2 * {in_one.format(text)}" for out, text in op.refs.items()})
         check._op(wide, op.activations[-1], found)
         assert op.operands[0].grad and any(f"gradient for {name} against finite differences" in f for f in found)
 

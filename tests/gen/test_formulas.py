@@ -24,7 +24,7 @@ ALL = [*BY_FORMULA, *BY_RESULT]
 TORCH = {"abs", "amax", "amin", "arange", "as_tensor", "broadcast_to", "cat", "clamp", "cos", "erf", "erfc", "exp", "expm1", "float64", "full", "log",
                    "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where",
                    "zeros"}
-METHODS = {"reshape", "to", "dtype", "device", "index_add"}
+METHODS = {"reshape", "to", "dtype", "device", "index_add", "swapaxes"}
 
 
 class NoLibrary:
@@ -52,7 +52,7 @@ def environment(call):
 
 
 def mask_of(call):
-    return [m.reshape(call.sizes) if np.ndim(m) else m for m in call.mask()]
+    return [m.reshape(call.sizes) if np.ndim(m) and m.size == np.prod(call.sizes) else m for m in call.mask()]
 
 
 def stored(call, values):

@@ -9,7 +9,7 @@ from kflib import ROOT
 KFGEN = ROOT / "gen/kfgen"
 LAYERS = (
     ("", "dtypes", "limits", "names", "paths", "stamp", "expr", "emit"),  # words, and expressions
-    ("entries", "derive", "activation", "passes", "oracle", "row_oracle", "formulas"),  # what entries say, and what follows from it
+    ("entries", "derive", "activation", "passes", "oracle", "row_oracle", "product_oracle", "formulas"),  # what entries say, and what follows from it
     ("contract", "chosen", "kernel", "schedule"),  # a kernel, of whatever family
     ("families",),
     ("spec", "expand", "check", "notes"),  # all entries together

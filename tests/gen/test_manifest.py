@@ -43,7 +43,8 @@ def test_shapes_are_those_of_the_calls():
 
 def test_counterparts():
     """A backward's inputs are what its forward is given and gives, and the gradients of what it gives."""
-    assert sum(f["bwd"] for f in FUNCTIONS.values()) == sum(f["backward"] is not None and not f["bwd"] for f in FUNCTIONS.values()) > 1000
+    of = {f["forward"] for f in FUNCTIONS.values() if f["bwd"]}  # which of products have some of two dtypes, too
+    assert of == {n for n, f in FUNCTIONS.items() if f["backward"] is not None and not f["bwd"]} and len(of) > 1000
     for f in FUNCTIONS.values():
         assert f["forward" if not f["bwd"] else "backward"] == f["name"]
         if not f["bwd"]:
@@ -53,7 +54,9 @@ def test_counterparts():
         for name, a in tensors(f).items():
             if a["use"] == "gradient":
                 of = forward[a["of"]]
-                assert (of["role"] == "in") == (a["role"] != "in") and (of["shape"], of["var"]) == (a["shape"], a["var"]), (f["name"], name)
+                of_weights = f["family"] == "gemm" and a["var"] == "U"  # a forward has one dtype
+                assert (of["role"] == "in") == (a["role"] != "in") and of["shape"] == a["shape"], (f["name"], name)
+                assert of["var"] == a["var"] or of_weights, (f["name"], name)
             else:
                 of = forward[name]
                 assert a["role"] == "in" and [of[k] for k in ("use", "shape", "dtype", "var")] == [a[k] for k in ("use", "shape", "dtype", "var")]
@@ -143,7 +146,8 @@ def test_how_frameworks_use_it():
         "kf_add_i32": "same", "kf_cast_f16_f32": "same", "kf_silu_mul_bwd_f32": "promote"}
     permutable = {f["op"] for f in FUNCTIONS.values() if f["permutable"]}
     assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {"{act}_dropout", "bias_{act}", "softmax", "{act}_glu", "sum"}
-    assert all(f["backends"] == ["cuda", "c"] and f["architecture"] == 75 and f["base"] for f in FUNCTIONS.values())
+    for f in FUNCTIONS.values():
+        assert f["backends"] == (["c"] if f["family"] == "gemm" else ["cuda", "c"]) and f["architecture"] == 75 and f["base"], f["name"]
     assert FUNCTIONS["kf_bias_gelu_bwd_bf16"]["base"] == "bias_gelu"
 
 
@@ -234,18 +238,21 @@ def test_in_place():
 
 
 def test_strides():
-    """Of ops over rows and reductions, each tensor of elements has fields in the one struct of its op, whose order is that of both directions."""
+    """Of ops over rows and reductions each tensor of elements, of products each tensor, has fields in the one struct of its op, whose order is
+    that of both directions."""
     structs = {}
     for f in FUNCTIONS.values():
         given = [a for a in f["arguments"] if a["role"] == "strides"]
-        assert len(given) == (f["family"] in ("row", "reduce")), f["name"]
+        assert len(given) == (f["family"] in ("row", "reduce", "gemm")), f["name"]
         fields = given[0]["fields"] if given else []
         assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (given and given[0]["struct"], fields), f["name"]
         assert len(set(fields)) == len(fields)
         for name, a in tensors(f).items():
             assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
-            assert bool(a["strides"]) == (bool(given) and a["kind"] == "elem"), (f["name"], name)
+            assert bool(a["strides"]) == (bool(given) and (a["kind"] == "elem" or f["family"] == "gemm")), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
-            assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == name)
+            first = f"{name}_batch" if a["kind"] in ("row", "depth") else name
+            assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == first)
     assert structs["softmax"] == ("kf_softmax_strides_t", ["x", "out", "dout", "dx"])
     assert structs["sum"][1] == ["x", "x_outer", "dx", "dx_outer"]
+    assert structs["matmul_nn"][1] == [n + level for n in ("a", "b", "out", "dout", "da", "db") for level in ("", "_batch")]

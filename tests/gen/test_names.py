@@ -68,6 +68,8 @@ def test_signatures(line):
 
 
 WEIGHTS, LABELS = "with float32 weights or results", "with labels of 32 bits too"
+HEAVY = ("relu", "leaky_relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardswish", "tanh", "mish")
+WIDE = "with float32 gradients of weights"
 # op: (activations, whether none is one, dtypes of the forward, gradients)
 FAMILY = {
     "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
@@ -91,18 +93,23 @@ FAMILY = {
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
     **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
     "any_nonfinite": (0, True, 4, False),
-    **dict.fromkeys(("embedding", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk"), (0, True, LABELS, True))}
+    **dict.fromkeys(("embedding", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk"), (0, True, LABELS, True)),
+    **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_nn_{act}", "{act}_mul_linear"),
+                    (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
+    **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True))}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
 def test_every_function_of_the_family(pattern):
     """Each op with each activation and dtype, forward and backward, and nothing else."""
     count, none, dtypes, bwd = FAMILY[pattern]
-    words = list(ACTIVATIONS[:count]) + ["none"] * none
+    words = list(ACTIVATIONS[:count] if isinstance(count, int) else count) + ["none"] * none
     want = {names.function(pattern, w, (d,), b, s) for w in words for d in FLOATS for b in (False, bwd) for s in (False, "dropout" in pattern)}
     if dtypes == WEIGHTS:
         want |= {names.function(pattern, w, (d, "f32"), b, s) for w in words for d in ("f16", "bf16") for b in (False, bwd)
                  for s in (False, "dropout" in pattern)}
+    if dtypes == WIDE:
+        want |= {names.function(pattern, w, (d, "f32"), True, s) for w in words for d in ("f16", "bf16") for s in (False, "dropout" in pattern)}
     if dtypes == LABELS:
         want |= {names.function(pattern, "none", (d,), b) + "_i32" for d in FLOATS for b in (False, bwd)}
     if dtypes == 6:
@@ -221,8 +228,8 @@ def of_families(once):
     return once("reserved words", rendered)
 
 
-@pytest.mark.parametrize("ext", [".cuh", ".h"])
-@pytest.mark.parametrize("family", OF_FAMILY)
+@pytest.mark.parametrize("family, ext", [(family, ext) for family in OF_FAMILY for ext, word in ((".cuh", "cuda"), (".h", "c"))
+                                         if word in FAMILIES[family].backends])
 def test_reserved_words_are_complete(of_families, family, ext):
     """Every name that the generated code uses beside operands' is refused to operands."""
     files, found = of_families[family], set()
@@ -235,7 +242,8 @@ def test_reserved_words_are_complete(of_families, family, ext):
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
-            for v in (o.name, f"{o.name}_out", *o.values, *op.scalars, *op.outputs) for n in (v, f"d{v}")}
+            for v in (o.name, f"{o.name}_out", *o.values, *op.scalars, *op.outputs, *op.saved, *op.own.get("products", ()), *op.own.get("load", ()))
+            for n in (v, f"d{v}")}
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}
     own |= {*FAMILIES[family].names}

@@ -139,3 +139,10 @@ def test_conditional_includes():
     assert text.count("int b;") == 3 and text.count("int c;") == 1 and "#include <math.h>" in text and '"kf/' not in text
     files["kf/a.h"] = files["kf/a.h"].replace("#ifdef X\n", "").replace("#endif\n#include \"kf/c.h\"", "#include \"kf/c.h\"")
     assert source.inline("kf/a.h", files).count("int b;") == 1
+
+
+def test_a_header_that_is_another_each_time():
+    """One without a guard, for which its includer defines something, comes as often as it is included."""
+    files = {"kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
+             "kf/b.h": "#ifdef N\nint b;\n#endif\n"}
+    assert source.inline("kf/a.h", files).count("int b;") == 2

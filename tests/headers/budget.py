@@ -111,7 +111,7 @@ def measure(include, runs=0, count=False):
     """{"instructions": {name: n}, "seconds": {name: [one of each run]}, "kernels": {name: [...]}, "object": {name: bytes}, "launchers": n}"""
     flags = [f"-I{d}" for d in include]
     found = {"instructions": {}, "seconds": {name: [] for name in (*TIMED, *C_SOURCES)}, "kernels": {}, "object": {},
-             "launchers": len(kflib.manifest()["functions"])}
+             "launchers": len(kflib.on("cuda", kflib.manifest()["functions"]))}
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         for i, text in enumerate(SOURCES.values()):

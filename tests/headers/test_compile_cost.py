@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import budget  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
-FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"]}
+FUNCTIONS = {f["name"]: f for f in kflib.on("cuda", kflib.manifest()["functions"])}
 # One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
 # had when the budget was set, and a twelfth.
 ONE = {"map": ("kf_bias_gelu_bwd_bf16", 39500), "row": ("kf_layer_norm_bwd_bf16", 83000), "reduce": ("kf_sum_f32", 46000),

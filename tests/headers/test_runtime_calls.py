@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from instructions import NVCC  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
-KINDS = selection.kinds(("bf16",))
+KINDS = kflib.on("cuda", selection.kinds(("bf16",)))
 if cases.LEVEL == 1:
     KINDS = selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"]), (f["scratch"], f["state"])], KINDS)
 

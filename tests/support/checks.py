@@ -182,7 +182,9 @@ class Layout:
                 array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
             self.data[name] = array
         self.philox = int(rng.integers(2**63)), int(rng.integers(2**40))
-        if self.rows:
+        if self.own:
+            getattr(self.own, "fill", lambda call: None)(self)
+        elif self.rows:
             row_checks.fill(self)
         elif self.kernel.result:
             self.fill()
@@ -222,7 +224,7 @@ class Layout:
 
     def mask(self):
         """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
-        shape = row_checks.extent(self) if self.rows else self.sizes
+        shape = row_checks.extent(self) if self.rows else self.own.result(self) if hasattr(self.own, "result") else self.sizes
         return mask(*self.philox, self.p, shape, self.scalar_type) if self.f["dropout"] else ()
 
     def given(self, base):

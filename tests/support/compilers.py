@@ -105,7 +105,7 @@ def addresses(functions):
 def sample(turn=0, dtypes=("bf16", "f32", "f16", "f64")):
     """One launcher per op and direction, the dtype and the activation another one each time."""
     kinds, found = {}, []
-    for f in FUNCTIONS:
+    for f in kflib.on("cuda", FUNCTIONS):
         kinds.setdefault((f["op"], f["bwd"], f["state"]), []).append(f)
     for i, functions in enumerate(kinds.values()):
         dtype = dtypes[(turn + i) % len(dtypes)]

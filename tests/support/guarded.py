@@ -11,7 +11,7 @@ import checks
 import numpy as np
 
 PAGE = mmap.PAGESIZE
-PAGES = 64  # of one tensor at most
+PAGES = 320  # of a slot: the largest workspace is a product's
 NONE, READ, WRITE = 0, 1, 2
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -117,6 +117,12 @@ def files():
     return {p.relative_to(rendered()).as_posix(): p.read_text() for p in sorted((rendered() / "kf").rglob("*")) if p.is_file()}
 
 
+def on(backend, functions):
+    """Those that a backend has. backend: cpu, cuda or emu."""
+    word = "c" if backend == "cpu" else "cuda"
+    return [f for f in functions if word in f["backends"]]
+
+
 def has_gpu():
     """Whether a CUDA device answers."""
     try:

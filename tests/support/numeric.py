@@ -24,7 +24,8 @@ DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", 
 # Both builds are level 2's: every function in the plain one; in the native one, whose loops differ from op to op and by an activation's
 # words alone, some of each op (cases.sampled). Level 1 has the gate's in the native build, where the compiler does most.
 CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS} if cases.LEVEL > 1 else {"native": GATE}
-CUDA = {"default": GATE, "nofma": [f for f in GATE if cases.sampled(f)]}
+ON_CUDA = kflib.on("cuda", GATE)
+CUDA = {"default": ON_CUDA, "nofma": [f for f in ON_CUDA if cases.sampled(f)]}
 GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)

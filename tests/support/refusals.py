@@ -33,7 +33,7 @@ def library(backend):
         return kflib.build("cpu", FUNCTIONS, BUILD, ("-O0", *PARTS))
     if not toolkit.include():
         pytest.skip("no CUDA headers")
-    return hostcuda.build(FUNCTIONS, BUILD, flags=PARTS)
+    return hostcuda.build(kflib.on("cuda", FUNCTIONS), BUILD, flags=PARTS)
 
 
 def extents(f):

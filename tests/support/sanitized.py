@@ -77,7 +77,7 @@ def run(lib, runtime, f, sizes, shift):
 
 def main(library, shard, shards):
     lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
-    for f in selection.kernels()[int(shard)::int(shards)]:
+    for f in kflib.on("cuda", selection.kernels())[int(shard)::int(shards)]:
         for sizes, shift in shapes(f):
             run(lib, runtime, f, sizes, shift)
             calls += 1

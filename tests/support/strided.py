@@ -4,6 +4,7 @@
 import ctypes
 import math
 
+import cases
 import checks
 import numpy as np
 from storage import Failure
@@ -15,9 +16,12 @@ LEVELS = {"rows": (("rows",), ("cols",)), "planes": (("channels", "outer"), ("in
           "axis": (("axis", "outer"), ("inner",))}
 
 
-def levels(f, sizes):
-    """(extents of the levels, innermost first; elements that lie side by side)."""
+def levels(f, sizes, a):
+    """Of a tensor: (extents of the levels, innermost first; elements that lie side by side)."""
     at = dict(zip(f["sizes"], map(int, sizes)))
+    if f["form"] not in LEVELS:  # of a family whose tensors have shapes of their own, in the order of their levels
+        *outer, side = [at[extent] for extent in a["shape"]]
+        return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
     if f["form"] == "axis" and at["inner"] == 1:
         return (1, at["outer"]), at["axis"]
@@ -40,12 +44,12 @@ def dense(given, extents, line):
 
 def ways(f, sizes):
     """{what is tried: {tensor: its distances}}."""
-    extents, line = levels(f, sizes)
     flat = f["form"] == "axis" and dict(zip(f["sizes"], sizes))["inner"] == 1
-    free = [k for k in range(len(extents)) if not (flat and k == 0)]  # an axis of single elements has no distance
-    first, tensors = free[0], laid(f)
     found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
-    for i, a in enumerate(tensors):
+    for i, a in enumerate(laid(f)):
+        extents, line = levels(f, sizes, a)
+        free = [k for k in range(len(extents)) if not (flat and k == 0)]  # an axis of single elements has no distance
+        first = free[0]
         found["eight more"][a["name"]] = [line + 8 if k == first else 0 for k in range(len(extents))]
         odd = [0] * len(extents)
         room = line
@@ -71,7 +75,7 @@ class Call:
     def __init__(self, layout, given, share=()):
         f = layout.f
         self.layout, self.f, self.given_strides, self.share = layout, f, given, dict(share)
-        self.extents, self.line = levels(f, layout.sizes)
+        self.levels = {a["name"]: levels(f, layout.sizes, a) for a in laid(f)}
         strides = next(a for a in f["arguments"] if a["role"] == "strides")
         self.struct = (ctypes.c_int64 * len(strides["fields"]))()
         self.place, self.distance, at = {}, {}, checks.GUARD
@@ -79,11 +83,12 @@ class Call:
             a = layout.tensors[name]
             elements = array.size
             if a["strides"]:
-                numbers = given.get(name, [0] * len(self.extents))
+                extents, line = self.levels[name]
+                numbers = given.get(name, [0] * len(extents))
                 for field, number in zip(a["strides"], numbers):
                     self.struct[strides["fields"].index(field)] = number
-                self.distance[name] = dense(numbers, self.extents, self.line)
-                elements = self.line + sum(d * (n - 1) for d, n in zip(self.distance[name], self.extents)) if array.size else 0
+                self.distance[name] = dense(numbers, extents, line)
+                elements = line + sum(d * (n - 1) for d, n in zip(self.distance[name], extents)) if array.size else 0
             if name in self.share:
                 self.place[name] = self.place[self.share[name]]
                 continue
@@ -103,7 +108,8 @@ class Call:
             return image[self.place[name]:self.place[name] + array.nbytes].view(array.dtype)
         flat = image[self.place[name]:].view(np.uint8)
         flat = flat[:flat.size // array.itemsize * array.itemsize].view(array.dtype)
-        shape = (*self.extents[::-1], self.line)
+        extents, line = self.levels[name]
+        shape = (*extents[::-1], line)
         return np.lib.stride_tricks.as_strided(flat, shape, [d * array.itemsize for d in (*self.distance[name][::-1], 1)])
 
     def arguments(self, base):
@@ -144,7 +150,7 @@ def same(lib, memory, f, sizes, seed=0, turn=None):
         for name, numbers in given.items():  # the dense call has the same rows in every place
             for k, number in enumerate(numbers):
                 if number == BROADCAST:
-                    extents, line = levels(f, sizes)
+                    extents, line = levels(f, sizes, layout.tensors[name])
                     array = layout.data[name].reshape(*extents[::-1], line)
                     array[...] = np.take(array, [0], axis=len(extents) - 1 - k)
                     layout.put(name, array.reshape(layout.data[name].shape))
@@ -180,4 +186,4 @@ SHAPES = {"rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)], "planes"
 
 
 def shapes(f):
-    return SHAPES[f["form"]]
+    return SHAPES[f["form"]] if f["form"] in SHAPES else [sizes for sizes, _ in cases.own(f).SHAPES if all(sizes)][:4]

@@ -29,16 +29,31 @@ class Family:
     parts = {"half": 2}  # {kind that has several values for an element, which the operand's `parts` name: how many}
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
-    oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows as a whole
+    oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows or products as a whole
     names = ()  # what its generated code calls its own: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits
     types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
+    layouts = ()  # that its entries may name, beside the one that is meant where they name none
+    heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
+    second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of
 
     @property
     def header(self):
         """What its ops' headers include, without .cuh or .h."""
         return f"kf/core/{self.name}"
+
+    def own_fields(self, f, op):
+        """Of an entry: {name: value} of the fields that no other family has."""
+        return {}
+
+    def loaded(self, op):
+        """What its expressions name beside results and what is saved."""
+        return ()
+
+    def backward_dtypes(self, op, own, dtypes):
+        """Those of the gradients of a forward with its own ones, of `dtypes`."""
+        return [own]
 
     def dtypes(self, kind, grad):
         """Of an operand, beside "T"."""

@@ -165,32 +165,38 @@ KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
         return kfi_fail(result, name, kfi_text, __VA_ARGS__); \
     } while (0)
 
-/* Of each tensor that has strides, how far apart its rows are; a number that is not given: as many elements as one of the level below takes.
-   Refuses negative ones and tensors over 2^58 elements. */
+/* Of tensor i, how far apart its rows are; a number that is not given: as many elements as one of the level below takes. Refuses negative ones
+   and tensors over 2^58 elements. */
+KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l,
+                                      kfi_operands *all, int i)
+{
+    const kf_i64 most = (kf_i64)1 << 58;
+    kfi_operand *o = &all->of[i];
+    kf_i64 dense = l->line;
+    o->extent = l->line;
+    for (int k = 0; k < l->count; ++k) {
+        const int64_t given = strides->given ? strides->given[strides->fields[i] - '0' + k] : 0;
+        if (given < 0 && given != KF_BROADCAST)
+            KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
+                            (long long)given);
+        o->apart[k] = given == 0 ? dense : given == KF_BROADCAST ? 0 : given;
+        if (l->size[k] > 1 && o->apart[k] > (most - o->extent) / (l->size[k] - 1))
+            KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a tensor of at most 2^58 elements from first to last",
+                            (long long)given);
+        if (l->size[k] > 1) o->extent += o->apart[k] * (l->size[k] - 1);
+        if (o->apart[k] > 0 && l->size[k] > 1) dense = o->apart[k] * l->size[k];
+        else if (o->apart[k] > dense && l->size[k] <= 1) dense = o->apart[k] < most ? o->apart[k] : most;
+        if (l->size[k] > 1) all->steps |= o->apart[k];
+    }
+    return KF_SUCCESS;
+}
 KFI_ONCE kf_result_t kfi_check_strides(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l,
                                        kfi_operands *all)
 {
-    const kf_i64 most = (kf_i64)1 << 58;
     memset(all, 0, sizeof *all);
     for (int i = 0; strides->fields[i]; ++i) {
-        if (strides->fields[i] == ' ') continue;
-        kfi_operand *o = &all->of[i];
-        kf_i64 dense = l->line;
-        o->extent = l->line;
-        for (int k = 0; k < l->count; ++k) {
-            const int64_t given = strides->given ? strides->given[strides->fields[i] - '0' + k] : 0;
-            if (given < 0 && given != KF_BROADCAST)
-                KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
-                                (long long)given);
-            o->apart[k] = given == 0 ? dense : given == KF_BROADCAST ? 0 : given;
-            if (l->size[k] > 1 && o->apart[k] > (most - o->extent) / (l->size[k] - 1))
-                KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a tensor of at most 2^58 elements from first to last",
-                                (long long)given);
-            if (l->size[k] > 1) o->extent += o->apart[k] * (l->size[k] - 1);
-            if (o->apart[k] > 0 && l->size[k] > 1) dense = o->apart[k] * l->size[k];
-            else if (o->apart[k] > dense && l->size[k] <= 1) dense = o->apart[k] < most ? o->apart[k] : most;
-            if (l->size[k] > 1) all->steps |= o->apart[k];
-        }
+        const kf_result_t result = strides->fields[i] == ' ' ? KF_SUCCESS : kfi_check_stride(name, arguments, strides, l, all, i);
+        if (result != KF_SUCCESS) return result;
     }
     return KF_SUCCESS;
 }
@@ -297,8 +303,19 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, in
     return !(out->ptr == other->ptr ? kfi_may_share(out, other, j) && kfi_alike(out, other, l) : l && kfi_beside(out, other, l));
 }
 
+/* The levels that two tensors both lie along. */
+KFI_ONCE const kfi_levels *kfi_common(const kfi_levels *levels, int each, int i, int j)
+{
+    if (!levels || !each) return levels;
+    const kfi_levels *a = levels + i, *b = levels + j;
+    int same = a->count == b->count && a->line == b->line;
+    for (int k = 0; k < a->count; ++k) same &= a->size[k] == b->size[k];
+    return same ? a : NULL;
+}
+
 /* Reads the table of a call's tensors, and refuses what no call may do with them. levels: of tensors that have strides, which are checked
-   already; NULL: none has. Of a call without a wanted output nothing else is asked. */
+   already, or of each tensor where the shape says how many elements each has; NULL: none has. Of a call without a wanted output nothing else is
+   asked. */
 KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, const kfi_levels *levels,
                                         kfi_operands *all)
 {
@@ -312,6 +329,8 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         const kf_i64 elements = s->elements ? s->elements[i] : kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
                                 : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
                                 : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
+        const int each = s->elements != NULL;
+        const kfi_levels *own = levels && each ? levels + i : levels;
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->ptr = o->flags & KFI_UNREAD ? NULL : arguments->tensors[i];
@@ -327,18 +346,19 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
             return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
                             "is %p, expected a pointer aligned to its %d-byte elements", arguments->tensors[i], o->size);
         kf_i64 need;
-        const int crowded = levels && kind == KFI_ELEM && o->flags & KFI_OUT && o->bytes ? kfi_crowded(o, levels, &need) : -1;
+        const int crowded = own && (kind == KFI_ELEM || each) && o->flags & KFI_OUT && o->bytes ? kfi_crowded(o, own, &need) : -1;
         if (crowded >= 0)
-            KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, levels, i, crowded, "puts an output's rows %lld elements apart, expected %lld or more",
+            KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, own, i, crowded, "puts an output's rows %lld elements apart, expected %lld or more",
                             (long long)o->apart[crowded], (long long)need);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
-            if (!kfi_clashes(all, levels, out, other)) continue;
+            const kfi_levels *both = kfi_common(levels, each, out, other);
+            if (!kfi_clashes(all, both, out, other)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out), "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
                             (int)strcspn(kfi_word(arguments->words, other), " "), kfi_word(arguments->words, other), all->of[other].ptr,
                             (all->of[other].flags & KFI_OUT) ? "outputs that are apart"
                             : !kfi_may_share(&all->of[out], &all->of[other], other) ? "memory apart"
-                            : kfi_alike(&all->of[out], &all->of[other], levels) ? "the same pointer (in place) or memory apart"
+                            : kfi_alike(&all->of[out], &all->of[other], both) ? "the same pointer (in place) or memory apart"
                                                                                 : "the same strides in place, or memory apart");
         }
     }

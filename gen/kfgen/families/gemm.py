@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `gemm`: products of matrices. What happens to an element of the left factor on its way in (an entry's `load`) and to one of the result
+on its way out (its `expr`) are expressions; their gradients are derived, those of the product itself are products again."""
+
+import ast
+import functools
+from dataclasses import dataclass
+
+from kfgen import limits
+from kfgen.derive import activated, in_order
+from kfgen.expr import KEEP, ExprError, Graph, gradient, parse, substitute
+from kfgen.families.family import Family, wrong
+from kfgen.families.gemm_c import GemmC
+from kfgen.families.gemm_text import formulas, statements
+from kfgen.kernel import Kernel, Tensor
+
+ACC = "acc"  # the product, where an entry names none
+DOT = "dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
+VALUES = 12  # of an element that a seam reads and makes: include/kf/core/gemm_seam.h
+SUMS = ("right", "row", "depth")  # kinds whose gradients are added up, to `beta` times what is there
+VECTORS = ("row", "depth")
+
+
+@dataclass
+class Product:
+    """One of an op's: of the left factor, which all of them have in common, and a weight."""
+
+    name: str  # by which expressions read an element of it
+    weight: Tensor
+    slope: int = -1  # of a backward: the node of its gradient
+
+
+@dataclass
+class Seam:
+    """What is computed for an element, of which values, all of them found at its place; the order is that in which both backends hand them over.
+    word: load, the left factor of its operands; store, results of the products; slopes, of a backward: the gradients of the products and what else
+    needs no product; inputs: those of the left factor's operands, of `dot`."""
+
+    word: str
+    reads: list  # tensors, or names of products, or DOT
+    makes: list  # tensors, or a Product (its gradient), or the left factor's name
+    roots: list  # of each, its place among the kernel's roots
+
+
+class GemmKernel(Kernel):
+    scratch, has_workspace = True, True
+    added = ()  # its own kernels add up
+    order_note = ", sums in a fixed order"
+    summed_over = "rows"
+
+    @functools.cached_property
+    def c(self):
+        return GemmC(self)
+
+    def _build(self):
+        op, family = self.op, self.family
+        graph, env, outs = family.graph(op)
+        self.operands = [Tensor(o.name, o.kind, self.dtype, "in", "weight" if o.kind in SUMS else "input", "T", o.values, absent=o.absent)
+                         for o in op.operands]
+        named = {s.name: s for s in self.operands}
+        self.factor, products = family.products(op)
+        self.products = [Product(name, named[weight]) for name, weight in products.items()]
+        factor = env[self.factor]
+
+        def result(name, role, use, node=None, **more):
+            return Tensor(name, "elem", self.dtype, role, use, "T", (name,), exprs=[] if node is None else [node], **more)
+
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [result(n, "out", "output", node) for n, node in outs.items()]
+            self.outputs += [result(n, "out", "saved", env[n], required=False) for n in op.saved]
+            roots, replaced = [], {}
+        else:
+            roots = self._gradients(graph, env, outs, factor)
+            replaced = {env[n]: n for n in op.saved}
+            self.result = activated(op, graph, outs)
+            again = [result(n, "in", "output") for n in outs if n == self.result]
+            kept = [result(n, "in", "saved") for n in op.saved]
+            self.inputs = self.operands + again + kept + [result(f"d{n}", "in", "gradient", of=n) for n in outs]
+        self._copy(graph, [*(e for s in self.outputs for e in s.exprs), *roots, factor], replaced)
+        self._reads()
+        self.streams = self.inputs + self.outputs
+        self.scalars, self.keeps = list(op.scalars), KEEP in self.graph.variables(self.roots)
+        for seam in self.seams:
+            self.limit("expr", "values of an element", [getattr(v, "name", v) for v in seam.reads + seam.makes], VALUES)
+        gradients = any(o.grad for o in op.operands)
+        forward = [*(o.name for o in op.operands), *outs, *op.saved]
+        self.strided = forward + [f"d{n}" for n in outs if gradients] + [f"d{o.name}" for o in op.operands if o.grad]
+
+    def _gradients(self, graph, env, outs, factor):
+        """Sets the outputs of a backward; gives the gradients of its products."""
+        op, elements = self.op, [s for s in self.operands if s.kind in ("elem", "row")]
+        wanted = [env[p.name] for p in self.products] + [env[s.name] for s in elements]
+        found = gradient(graph, {outs[n]: graph.var(f"d{n}") for n in outs}, wanted)
+        loads = [s for s in self.operands if s.kind in ("left", "depth")]
+        found |= gradient(graph, {factor: graph.var(DOT)}, [env[s.name] for s in loads])
+        found = {i: graph.const(0) if node is None else node for i, node in found.items()}
+        slopes = [found[env[p.name]] for p in self.products]
+        of = {p.weight.name: slope for p, slope in zip(self.products, slopes)} | {s.name: found[env[s.name]] for s in elements + loads}
+        self.outputs = []
+        for o in op.operands:
+            if o.grad:
+                summed = o.kind in SUMS
+                self.outputs.append(Tensor(f"d{o.name}", o.kind, self.second if summed else self.dtype, "sum" if summed else "out", "gradient",
+                                           "U" if summed and len(self.dtypes) > 1 else "T", (f"d{o.name}",), of=o.name, exprs=[of[o.name]],
+                                           required=False))
+        return slopes
+
+    def _copy(self, graph, roots, replaced):
+        """Into a graph of its own, where what was saved is what was stored: a variable. Roots: an output's value each (of a weight's gradient: the
+        gradient of its product), then the gradients of the products, then the left factor."""
+        self.graph, new = Graph(), {}
+        for i in graph.reachable(roots):
+            node = graph.nodes[i]
+            args = [new[a] for a in node.args]
+            new[i] = self.graph.var(replaced[i]) if i in replaced else self.graph.add(node.op, *args, value=node.value)
+        self.roots = [new[r] for r in roots]
+        for s, root in zip(self.outputs, self.roots):
+            s.exprs = [root]
+        for p, slope in zip(self.products, self.roots[len(self.outputs):-1]):
+            p.slope = slope
+
+    def _reads(self):
+        read = self.graph.variables(self.roots)
+        plain = Graph()
+        anyway = plain.variables(substitute(self.graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))) if self.bwd else read
+        anyway |= {p.weight.name for p in self.products}
+        anyway |= {s.name for s in self.operands if s.kind in ("left", "depth")}  # of which the factor is made
+        for s in self.inputs:
+            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+        self.by_result = bool(self.bwd and self.result) and any(s.reads == "act" for s in self.inputs)
+        for s in self.inputs if self.by_result else ():
+            s.reads = "result" if s.name == self.result else s.reads
+
+    @property
+    def plain(self):
+        """Whether the left factor is a tensor as it is."""
+        return self.graph.nodes[self.roots[-1]].op == "var"
+
+    def passes_on(self, act):
+        """The result's gradient that is that of the one product, with this activation: no slopes are made of it. Empty: none is."""
+        graph = Graph()
+        own = {s: graph.var(s) for s in act.scalars}
+        roots = [p.slope for p in self.products]
+        found = substitute(self.graph, graph, roots, {}, act=(lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)))
+        return len(found) == 1 and graph.nodes[found[0]].op == "var" and graph.nodes[found[0]].value
+
+    @property
+    def passed(self):
+        """The result's gradient that is passed on if the activation is none, whether or not that is among those there are: users' may be like it."""
+        graph = Graph()
+        found = substitute(self.graph, graph, [p.slope for p in self.products], {}, act=(lambda x: x, lambda x, dy: dy))
+        return graph.nodes[found[0]].value if len(found) == 1 and graph.nodes[found[0]].op == "var" else ""
+
+    @functools.cached_property
+    def seams(self):
+        """Those of the direction, in the order in which they run."""
+        names = {s.name: s for s in self.inputs}
+        place = {s.name: i for i, s in enumerate(self.outputs)}
+
+        def seam(word, makes, roots):
+            read = self.graph.variables([self.roots[r] for r in roots])
+            if self.by_result and word == "slopes":
+                read |= {self.result}
+            more = [p.name for p in self.products if p.name in read] + [DOT] * (DOT in read)
+            return Seam(word, [*more, *(s for n, s in names.items() if n in read)], makes, roots)
+
+        load = [] if self.plain else [seam("load", [self.factor], [len(self.roots) - 1])]
+        if not self.bwd:
+            return [*load, seam("store", self.outputs, [place[s.name] for s in self.outputs])]
+        first = len(self.outputs)
+        apart = [s for s in self.outputs if s.kind in ("elem", "row")]
+        slopes = seam("slopes", [*self.products, *apart], [*range(first, first + len(self.products)), *(place[s.name] for s in apart)])
+        inputs = [s for s in self.outputs if s.kind in ("left", "depth")]
+        return [*load, slopes, *([seam("inputs", inputs, [place[s.name] for s in inputs])] if inputs else [])]
+
+    @property
+    def form(self):
+        return self.op.layout or "nt"
+
+    def levels_of(self, name):
+        kinds = {s.name: s.kind for s in self.operands}
+        kind = kinds.get(name) or kinds.get(name[1:], "elem")
+        return ("_batch",) if kind in VECTORS else ("", "_batch")
+
+    @property
+    def accumulates(self):
+        return self.bwd or self.op.own["accumulates"]
+
+    def accumulated(self, stream):
+        return stream.role == "sum" if self.bwd else self.accumulates and stream.use == "output"
+
+    @property
+    def forward_dtypes(self):
+        return self.dtypes[:1]
+
+    @property
+    def two_dtypes(self):
+        return self.bwd and len(self.family.backward_dtypes(self.op, ("bf16",), ("bf16", "f32"))) > 1
+
+    def per_element(self, stream):
+        return int(stream.kind == "elem")
+
+    def below(self, stream):
+        return None
+
+    @property
+    def work(self):
+        """Multiplications and additions of a call, as an expression of the sizes."""
+        return f"{2 * len(self.products) * (2 if self.bwd else 1)} * batch * rows * cols * depth"
+
+    def formulas(self, by=False):
+        return formulas(self, by)
+
+
+class Gemm(Family):
+    kernel = GemmKernel
+    name = "gemm"
+    title = "Products of matrices"
+    backends = ("c",)
+    heavy = True
+    second = "gradients of weights"
+    # By how the factors lie: each as it is (n), or with its columns as rows (t).
+    forms = {left + right: {"elem": "batch, rows, cols", "left": lefts, "right": rights, "row": "batch, cols", "depth": "batch, depth"}
+             for left, lefts in (("n", "batch, rows, depth"), ("t", "batch, depth, rows"))
+             for right, rights in (("n", "batch, depth, cols"), ("t", "batch, cols, depth"))}
+    layouts = ("nn", "tn", "tt")
+    sizes = dict.fromkeys(forms, "batch, rows, cols, depth")
+    levels = dict.fromkeys(forms, ("", "_batch"))
+    kinds = ("left", "right", "row", "depth", "elem")
+    whole = ()
+    indices = ("left", "right")  # read by products; which of them all are, check() says
+    codes = {"left": 2, "right": 2, "depth": 2}
+    fields = ("saved", "layout")
+    oracle = "products"
+    names = (ACC, DOT, "beta", "count", "depth", "from", "part", "stop", "to")
+
+    @property
+    def header(self):
+        return "kf/core/gemm_op"
+
+    def own_fields(self, f, op):
+        found = {"products": f.get("products", dict, {}, what='{ acc = "x * weight" }'), "load": f.get("load", dict, {}, what='{ value = "act(x)" }'),
+                 "accumulates": f.get("accumulates", bool, False, what="true or false")}
+        taken = {*op.scalars, *op.outputs, *op.saved, *(n for o in op.operands for n in o.values)}
+        for field in ("products", "load"):
+            for name, text in found[field].items():
+                if not isinstance(text, str):
+                    raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
+                if name in taken or (name in self.names and name != ACC):
+                    raise f.error(field, f"the name `{name}` cannot be used", "choose one that is no operand's, scalar's, result's nor product's")
+                taken.add(name)
+        return found
+
+    def absent(self, kind):
+        return kind in VECTORS
+
+    def loaded(self, op):
+        return op.own["load"]
+
+    def backward_dtypes(self, op, own, dtypes):
+        """A 2-byte function has one with the weights' gradients in float32, too, if there are any."""
+        wide = "f32" in dtypes and own[0] in ("f16", "bf16") and any(o.grad and o.kind in SUMS for o in op.operands)
+        return [own, *([(*own, "f32")] if wide else [])]
+
+    def check_operands(self, f, operands):
+        for kind in ("left", "right"):
+            if not any(o.kind == kind for o in operands):
+                raise f.error("operands", f'have no "{kind}"', 'give it two factors: operands = { x = "left", weight = "right" }')
+        if any(o.absent not in (None, 0) for o in operands):
+            raise f.error("operands", "stand for another number than 0 where they are NULL", "write absent = 0, or leave it out")
+
+    def products(self, op):
+        """(the name of the left factor, {product: the weight that it is a product with})."""
+        lefts = [*op.own["load"], *(o.name for o in op.operands if o.kind == "left")]
+        rights = [o.name for o in op.operands if o.kind == "right"]
+        texts = op.own["products"] or {ACC: f"{lefts[0]} * {rights[0]}"}
+        found, factors = {}, []
+        for name, text in texts.items():
+            try:
+                tree = ast.parse(text.strip(), mode="eval").body
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                tree = None
+            factor = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult) and [getattr(side, "id", "") for side in (tree.left, tree.right)]
+            if not factor or factor[0] not in lefts or factor[1] not in rights:
+                raise wrong(op, "products", f"{name} is {text!r}", 'write a product of a left factor and a "right": { acc = "x * weight" }')
+            factors.append(factor[0])
+            found[name] = factor[1]
+        if len(set(factors)) > 1 or len(found) > 2 or sorted(found.values()) != sorted(rights):
+            raise wrong(op, "products", f"are {texts}", 'one or two, of one left factor, and a "right" each, of which all are used')
+        return factors[0], found
+
+    def graph(self, op):
+        graph = Graph()
+        factor, products = self.products(op)
+        known = {name: graph.var(name) for name in op.scalars}
+        loads, act = {}, {"act": None} if op.has_act else {}
+        operands = {kind: {o.name: graph.var(o.name) for o in op.operands if o.kind == kind} for kind in self.kinds}
+        try:
+            for name, text in op.own["load"].items():
+                loads[name] = parse(graph, text, known | operands["left"] | operands["depth"] | act)
+        except ExprError as e:
+            e.field = "load"
+            raise
+        env = known | operands["row"] | operands["elem"] | {name: graph.var(name) for name in products}
+        for name in in_order(op.saved):
+            try:
+                env[name] = parse(graph, op.saved[name], env)
+            except ExprError as e:
+                e.field = "saved"
+                raise
+        outs = {name: parse(graph, text, env | act | {"dropout": None}) for name, text in op.outputs.items()}
+        return graph, operands["left"] | operands["right"] | operands["depth"] | env | loads, outs
+
+    def check(self, op, graph, env, outputs):
+        if op.types != "one":
+            raise wrong(op, "types", f"is {op.types!r}, but products have one dtype", "leave it out")
+        if len(op.own["load"]) > 1:
+            raise wrong(op, "load", "makes several factors", "write one: { value = \"act(gate) * up\" }")
+        factor, products = self.products(op)
+        read = graph.variables([*outputs.values(), *(env[n] for n in op.saved)])
+        for name in products:
+            if name not in read:
+                raise wrong(op, "expr", f"does not read the product `{name}`", "remove the product, or read it")
+        for name in sorted({o.name for o in op.operands if o.kind == "left"} - graph.variables([env[factor]])):
+            raise wrong(op, "operands", f"`{name}` is not read by the left factor", 'read it in `load`, or make it an "elem"')
+        if op.layout in ("tn", "tt") and any(o.kind == "depth" for o in op.operands):
+            raise wrong(op, "layout", f"is {op.layout!r} of an op with a \"depth\"", "leave out one of the two")
+        if op.own["accumulates"] and (len(outputs) > 1 or op.saved):
+            raise wrong(op, "accumulates", "belongs to an op with one result, of which nothing is saved", "leave out one of the two")
+        if len(outputs) + len(op.saved) > limits.SUM_OUTPUTS:
+            raise wrong(op, "outputs", f"are {len(outputs) + len(op.saved)} with what is saved", f"at most {limits.SUM_OUTPUTS} are possible")
+
+    def check_gradients(self, op):
+        """That the gradient reads no product, which nobody would compute again."""
+        k = self.kernel(self, op, ("f64",), True)
+        lost = {p.name for p in k.products} & k.graph.variables(k.roots)
+        if lost:
+            name = sorted(lost)[0]
+            fix = f'add saved = {{ pre = "{name}" }}, and read that'
+            raise wrong(op, "saved", f"does not have what the gradient reads of the product `{name}`", fix)
+
+    def statements(self, kernel, act, library, by=False):
+        return statements(kernel, act, library, by)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions of the family `gemm` compute, in words: the formulas of a contract, and statements of NumPy and torch."""
+
+from kfgen import contract
+from kfgen.expr import KEEP
+from kfgen.formulas import LIBRARIES, Printer, inlined
+
+DOT = "dot"
+
+
+def _turned(text, turned):
+    return f"{text}^T" if turned else text
+
+
+def _forward(k):
+    left, right = ("t" in k.form[:1], "t" in k.form[1:])
+    return [f"{p.name} = {_turned(k.factor, left)} . {_turned(p.weight.name, right)}" for p in k.products]
+
+
+def formulas(k, by=False):
+    """One line per value, in the expression language; a . b is the product of two matrices, ^T the other way round."""
+    load = [f"{name} = {contract.one_line(text)}" for name, text in k.op.own["load"].items()]
+    if not k.bwd:
+        lines = [f"{name} = {contract.one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
+        return load + _forward(k) + [f"{line} + beta * {line.split(' =')[0]}" if k.accumulates and i >= len(k.op.saved) else line
+                                     for i, line in enumerate(lines)]
+    graph, roots = k.graph_by() if by else (k.graph, k.roots)
+    left, right = k.form
+    slopes = roots[len(k.outputs):-1]
+    elements, inner = ([i for i, s in enumerate(k.outputs) if s.kind in kinds] for kinds in (("elem", "row"), ("left", "depth")))
+    named = {root: f"d{p.name}" for root, p in zip(slopes, k.products) if graph.nodes[root].args}
+    found, texts = contract.write(graph, [*slopes, *(roots[i] for i in elements)], named)
+    slope_of, text_of = texts[:len(slopes)], dict(zip(elements, texts[len(slopes):]))
+    dot = " + ".join(f"{d} . {_turned(p.weight.name, right == 'n')}" if left == "n" else f"{_turned(p.weight.name, right == 't')} . {d}^T"
+                     for d, p in zip(slope_of, k.products))
+    own, texts = contract.write(graph, [roots[i] for i in inner], letter="u")
+    plain = all(graph.nodes[roots[i]].value == DOT for i in inner)
+    text_of |= dict(zip(inner, [dot] * len(inner) if plain else texts))
+    found += load if plain else [*load, f"{DOT} = {dot}", *own]
+    for i, s in enumerate(k.outputs):
+        if s.kind == "right":
+            d = next(d for d, p in zip(slope_of, k.products) if p.weight.name == s.of)
+            text = f"{d}^T . {_turned(k.factor, left == 't')}" if right == "t" else f"{_turned(k.factor, left == 'n')} . {d}"
+        else:
+            text = f"sum over rows of {text_of[i]}" if s.role == "sum" else text_of[i]
+        found.append(f"{s.name} = {text}{f' + beta * {s.name}' if k.accumulated(s) else ''}")
+    return found
+
+
+def statements(k, act, library, by=False):
+    """The lines of one library."""
+    lib = LIBRARIES[library]
+    graph, roots = inlined(k, act, by)
+    everywhere = frozenset((0,))
+    axes = dict.fromkeys((*k.scalars, *act.scalars, "keep_scale")) | {s.name: everywhere for s in k.inputs} | {KEEP: everywhere, DOT: everywhere}
+    axes |= {p.name: everywhere for p in k.products}
+    turned = {"left": k.form[0] == "t", "right": k.form[1] == "t"}
+    lines = [f"{s.name} = {s.name}.swapaxes(-1, -2)" for s in k.operands if turned.get(s.kind)]
+    lines += [f"{s.name} = {s.name}.reshape(batch, 1, {s.kind == 'row' and 'cols' or 'depth'})" for s in k.operands
+              if s.kind in ("row", "depth") and s.name in graph.variables(roots)]
+
+    def printed(chosen):
+        printer = Printer(lib, None, graph, axes, None)
+        printer.run(chosen)
+        return printer.lines, [printer.at(r) for r in chosen]
+
+    def back(text, turn):
+        return f"({text}).swapaxes(-1, -2)" if turn else text
+
+    own, [factor] = printed(roots[-1:])
+    lines += [*own, f"factor = {factor}"]
+    if not k.bwd:
+        lines += [f"{p.name} = factor @ {p.weight.name}" for p in k.products]
+        own, texts = printed(roots[:-1])
+        lines += own
+        return lines + [f"{s.name} = ({text}) + beta * {s.name} if beta else {text}" if k.accumulated(s) else f"{s.name} = {text}"
+                        for s, text in zip(k.outputs, texts)]
+    elements = [i for i, s in enumerate(k.outputs) if s.kind in ("elem", "row")]
+    first = len(k.outputs)
+    own, texts = printed([roots[first + i] for i in range(len(k.products))] + [roots[i] for i in elements])
+    lines += own + [f"slope{i} = {text}" for i, text in enumerate(texts[:len(k.products)])]
+    lines += [f"{DOT} = {' + '.join(f'slope{i} @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"]
+    found = {k.outputs[i].name: text for i, text in zip(elements, texts[len(k.products):])}
+    inner = [i for i, s in enumerate(k.outputs) if s.kind in ("left", "depth")]
+    own, texts = printed([roots[i] for i in inner])
+    lines += own
+    found |= {k.outputs[i].name: text for i, text in zip(inner, texts)}
+    for s in k.outputs:
+        if s.kind == "right":
+            number = next(i for i, p in enumerate(k.products) if p.weight.name == s.of)
+            text = back(f"factor.swapaxes(-1, -2) @ slope{number}", turned["right"])
+        elif s.role == "sum":
+            full = "cols" if s.kind == "row" else "depth"
+            text = f"{lib.reductions['sum']}({lib.name}.broadcast_to({found[s.name]}, (batch, rows, {full})), 1)"
+        else:
+            text = back(found[s.name], s.kind == "left" and turned["left"])
+        lines.append(f"{s.name} = ({text}) + beta * {s.name} if beta else {text}" if k.accumulated(s) else f"{s.name} = {text}")
+    return lines

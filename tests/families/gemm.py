@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `gemm`: shapes [batch, rows, cols, depth], and what its functions should give, by kfgen's product_oracle."""
+
+import functools
+
+import numpy as np
+import storage
+from kfgen import product_oracle
+from kfgen.expr import KEEP, KEEP_SCALE
+
+# Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
+SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0],
+          [(2, 0, 5, 4), 0], [(2, 4, 0, 3), 0], [(1, 4, 5, 0), 0], [(1, 70, 20, 140), 0], [(2, 11, 1, 1), 1]]
+MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
+LARGE = (2**20, 2**20, 1, 1)
+OVERFLOWS = [((2**30, 2**28, 3, 1), "cols"), ((3, 2**30, 1, 2**30), "depth"), ((1, 1, 2**30, 2**30), "depth"), ((1, 2**30, 2**30, 1), "cols"),
+             ((2**59, 1, 1, 1), "batch")]  # the size that is too much
+CALLS = ([(1, 1, 2, 3), (2, 3, 5, 4), (1, 20, 17, 35), (1, 4, 5, 0)], [(3, 67, 49, 33), (1, 301, 66, 70)])
+COLS = 3  # sizes of the result
+
+
+def result(call):
+    return call.sizes[:COLS]
+
+
+def prepare(call):
+    """What a function adds to is a part of what is there in some calls."""
+    if "beta" in call.scalars and sum(call.sizes) % 2:
+        call.scalars["beta"] = 0.5
+
+
+def draw(rng, call, a, values):
+    """wide: over some powers of two; special: some that are large, none, no numbers, so few that most results are numbers."""
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["role"] != "in" and not call.scalars.get("beta"):
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    n = int(np.prod(shape))
+    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 2.0], n)
+    if values == "wide":
+        x *= np.exp2(rng.integers(-12, 3, n))
+    if values == "special" and a["role"] == "in":
+        rare = rng.random(n) < 0.3 / max(call.sizes[-1], 1)
+        x = np.where(rare, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-39, 2.0**-24, 3e4, -3e4], n), x)
+    return storage.from_float(x, a["dtype"]).reshape(shape)
+
+
+def fill(call):
+    """What the backward is given of its forward: of the data that was drawn."""
+    made = [s.name for s in call.kernel.inputs if s.use in ("saved", "output")]
+    if not made or 0 in result(call):
+        return
+    op = call.kernel.op
+    forward = storage.kernel_of(op.pattern, tuple(call.f["dtypes"][:1]), False, call.files)
+    found = product_oracle.Product(forward, call.act).run(environment(call, call.data), call.sizes)
+    for name in made:
+        call.data[name] = storage.from_float(np.ascontiguousarray(found[name].value), call.f["dtypes"][0])
+
+
+def environment(call, data):
+    env = {k: v for k, v in call.scalars.items() if k != "beta"}
+    for s in call.kernel.inputs + call.kernel.outputs:
+        if s.name in data:
+            x = storage.to_float(data[s.name], s.dtype.word)
+            env[s.name] = np.zeros_like(x) if s.absent is not None and s.name in call.drop else x
+    return env | dict(zip((KEEP, KEEP_SCALE), call.mask()))
+
+
+@functools.cache
+def _product(pattern, dtypes, bwd, activation, files, by):
+    return product_oracle.Product(storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation], by)
+
+
+def moved(dtype, values):
+    """How far a value may be moved where it is stored, and the largest that may be."""
+    return 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), dtype), storage.MANTISSA[dtype][2]
+
+
+def check(call, got, weights=None):
+    f, dtype = call.f, call.f["dtypes"][0]
+    compute = "f64" if dtype == "f64" else "f32"
+    by = call.kernel.by(call.act) and call.kernel.result not in call.drop
+    store = None if dtype == compute else functools.partial(moved, dtype)
+    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store)
+    product = _product(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], call.files, by)
+    found = product.run(environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0))
+    with np.errstate(all="ignore"):
+        for s in call.kernel.outputs:
+            if s.name in call.drop:
+                continue
+            n, own = found[s.name], storage.to_float(got[s.name], s.dtype.word)
+            want, error, beyond = (np.broadcast_to(v.reshape(own.shape) if v.size == own.size else v, own.shape)
+                                   for v in (n.value, n.error, n.beyond))
+            scale = (error + rounding.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))) / rounding.eps
+            storage.compare(own, np.where(beyond, own, want), s.dtype.word, compute, f["tolerance"]["factor"], scale, np.ones_like(scale),
+                            np.zeros_like(scale), False, f"{call.where}: {s.name}", not np.isfinite(want).all())
