@@ -11,6 +11,8 @@ FORWARD = {
     "mean_abs": lambda act, t, s, drop: t["x"].abs().mean(1),
     "amax": lambda act, t, s, drop: t["x"].amax(1),
     "amin": lambda act, t, s, drop: t["x"].amin(1),
+    "argmax": lambda act, t, s, drop: t["x"].argmax(1),
+    "argmin": lambda act, t, s, drop: t["x"].argmin(1),
     "prod": lambda act, t, s, drop: t["x"].prod(1),
     "l2_norm": lambda act, t, s, drop: torch.linalg.vector_norm(t["x"], dim=1),
     "logsumexp": lambda act, t, s, drop: t["x"].logsumexp(1),

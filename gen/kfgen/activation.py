@@ -2,7 +2,7 @@
 """An activation as functions of both backends, and in place of its calls in an op's graph."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kfgen.dtypes import INT_DTYPES
 from kfgen.emit import Target, emit
@@ -18,6 +18,18 @@ def _bwd_reads_x(act_id, expr, dexpr, scalars, build):
 
 def bwd_reads_x(act):
     return _bwd_reads_x(act.id, act.expr, act.dexpr, tuple(act.scalars), act.build_bwd)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What stands for the activation in a function of C that is given it (core/act.h): the functions of many activations have one text."""
+
+    name: str = "given"
+    scalars: dict = field(default_factory=dict)
+
+
+GIVEN = Given()
+CALLS = {"act": "kfi_act", "act_bwd": "kfi_act_bwd", "act_bwd_out": "kfi_act_bwd"}  # an operation of the graph: the argument that computes it
 
 
 def rising(act):
@@ -38,6 +50,21 @@ class ActFunction:
     bwd_scalars: bool
     bwd_out: tuple | None  # the gradient by the result
     bwd_out_scalars: bool
+
+    @property
+    def is_int(self):
+        return self.flavour in INT_DTYPES
+
+    @property
+    def given_type(self):
+        """In C, of the scalars of an activation that a function is given (core/act.h)."""
+        return f"kfi_act_scalars_{'f64' if self.flavour == 'f64' else 'f32'}"
+
+    @property
+    def given(self):
+        """[(a word of the name, arguments)] of the functions of C that can be given: all take the scalars in a struct."""
+        found = [("", ("x",), self.fwd), ("_bwd", ("x", "dy"), self.bwd), ("_bwd_out", ("y", "dy"), self.bwd_out)]
+        return [(word, arguments) for word, arguments, code in found if code]
 
 
 class ActCode:

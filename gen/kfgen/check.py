@@ -10,6 +10,7 @@ import scipy.special as sp
 
 from kfgen import families, oracle, passes, product_oracle, row_oracle
 from kfgen.emit import evaluate
+from kfgen.expand import counted
 from kfgen.expr import COMPARISONS, KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
@@ -44,10 +45,10 @@ def run(selection):
             _op(op, act, failures)
         except Trouble as e:
             failures.append(str(e))
-    functions = sum(len(k.launchers) for k in selection.all_kernels())
+    launchers = [(k, a) for k in selection.all_kernels() for a in k.launchers]
     return failures, [f"{_count(len(acts), 'activation')}: values, derivatives and {edges} edges",
                       f"{_count(len({op.pattern for op, _ in pairs}), 'op')} with their activations, {len(pairs)} in all: values and gradients",
-                      f"{functions} functions per backend: names{f', {len(failures)} wrong' if failures else ''}"]
+                      f"{counted(launchers)}: names{f', {len(failures)} wrong' if failures else ''}"]
 
 
 def _count(n, word):

@@ -10,6 +10,7 @@ import sys
 from kfgen import aliases, docs, families, manifest, names, package, runtime, single, source, stamp
 from kfgen import explain as explaining
 from kfgen import spec as specs
+from kfgen.expand import counted
 from kfgen.render import Renderer, Selection, write, write_all
 
 
@@ -103,8 +104,8 @@ def render(args):
         print(f"kfgen: {count} files are up to date")
         return 0
     selection, user = selected(args), user_of(args)
-    functions = sum(not user or not (k.op.builtin and a.act.builtin) for k in selection.all_kernels() for a in k.launchers)
-    if not functions:
+    launchers = [(k, a) for k in selection.all_kernels() for a in k.launchers if not user or not (k.op.builtin and a.act.builtin)]
+    if not launchers:
         raise ValueError(f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen")
     renderer = Renderer(selection, user)
     files = renderer.render()
@@ -118,7 +119,7 @@ def render(args):
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
     if args.stamp:
         stamp.write(args, [pathlib.Path(args.out) / path for path in files] + ([pathlib.Path(args.depfile)] if args.depfile else []))
-    print(f"kfgen: {len(files)} files, {changed} changed, {functions} functions per backend")
+    print(f"kfgen: {len(files)} files, {changed} changed, {counted(launchers)}")
     return 0
 
 

@@ -90,7 +90,7 @@ def nullable(k, stream):
     if stream.reads == "never":
         return "not read, may be NULL"
     if stream.absent is not None:
-        return f"NULL stands for {stream.absent:g}"
+        return f"NULL stands for {stream.absent if isinstance(stream.absent, str) else format(stream.absent, 'g')}"
     if stream.reads == "result":
         return f"NULL: gradients by the inputs; not read but for activation {', '.join(a.name for a in k.acts if k.by(a))}"
     if stream.reads == "act":
@@ -118,7 +118,7 @@ LONG = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"
 
 def arithmetic(k):
     """What is computed in, and where it is rounded."""
-    stored = sorted({s.dtype.word for s in k.outputs})
+    stored = sorted({s.dtype.word for s in k.outputs if s.var != "I"})
     if k.op.types == "pairs":
         if k.dtypes[1] in ("i32", "i64"):
             return "Out of range saturates" + ("." if k.dtypes[0] in ("i32", "i64") else "; fractions are cut off; NaN gives 0.")

@@ -9,7 +9,7 @@ import keyword
 import re
 from dataclasses import dataclass, field
 
-from kfgen.expr import OVER_ROWS, PRIMITIVES, Graph, gradient, parse, substitute
+from kfgen.expr import OVER_ROWS, PLACES, PRIMITIVES, Graph, gradient, parse, substitute
 
 # Ids of activations, with which kernels are instantiated. kf's own are written down: from 0 on, and fixed for ever. Users' follow from their
 # names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.
@@ -181,8 +181,8 @@ class Op:
 
     @property
     def indexed(self):
-        """Whether it reads whole numbers, of either dtype."""
-        return any(o.dtype == "I" for o in self.operands)
+        """Whether it reads whole numbers, of either dtype, or gives them."""
+        return any(o.dtype == "I" for o in self.operands) or any(PLACES.keys() & names_called(text) for text in self.outputs.values())
 
     @property
     def values_of_rows(self):

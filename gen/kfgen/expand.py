@@ -22,3 +22,9 @@ def kernels(op, dtypes=DTYPES):
         if found[-1].has_backward:
             found += [families.of(op).backward(op, both) for both in families.of(op).backward_dtypes(op, ds, dtypes)]
     return [kernel for kernel in found if kernel.acts]
+
+
+def counted(launchers):
+    """How many functions each backend has of [(kernel, launcher)], in words."""
+    for_c, for_cuda = (sum(word in k.backends for k, _ in launchers) for word in ("c", "cuda"))
+    return f"{for_c} functions per backend" if for_c == for_cuda else f"{for_c} functions for C, {for_cuda} for CUDA"

@@ -62,6 +62,7 @@ PRIMITIVES = {
     "not": ("a", {}),
 }
 REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin", "prod": "rowprod"}  # as a spec calls them, of one argument
+PLACES = {"argmax": "rowmax", "argmin": "rowmin"}  # where the first of these is: a result of its own, of a reduction over an axis
 OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
 # What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
 UNIFORM, ROW, ELEM = range(3)

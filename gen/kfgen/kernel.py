@@ -32,7 +32,7 @@ class Tensor:
     place_of: str = ""  # of an input's next value: the input, in whose place it may be
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
     required: bool = True  # forward arguments; gradients may be NULL
-    absent: float | None = None  # of inputs that may be NULL: the value that stands for them
+    absent: float | str | None = None  # of inputs that may be NULL: the value that stands for them, or what, in words
 
     @property
     def ctype(self):
@@ -217,6 +217,11 @@ class Kernel:
     def touched(self, stream):
         """The extents of what a call reads or writes of a tensor."""
         return self.shape(stream)
+
+    @property
+    def header(self):
+        """What its op's header includes, without .cuh or .h."""
+        return self.family.header
 
     @property
     def has_backward(self):

@@ -30,7 +30,7 @@ def index(k, stream):
 def tensor(k, stream, act, backward):
     """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
     laid = [stream.name + level for level in k.levels_of(stream.name)] if stream.name in k.strided else []
-    summed = stream.of and stream.role != "in" and stream.kind != "half"
+    summed = stream.of and stream.role != "in" and stream.kind not in k.family.whole
     return {
         "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
         "dtype": stream.dtype.word, "var": stream.var,
@@ -168,7 +168,8 @@ def function(launcher, user=None, common=None, backward=None):
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors), "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
-        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]), "since": k.op.since, **(common or of_kernel(k))}
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]) if "cuda" in k.backends else "",
+        "since": k.op.since, **(common or of_kernel(k))}
 
 
 def any_activation(k, members, user):

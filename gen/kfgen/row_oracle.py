@@ -75,7 +75,8 @@ def _product(a):
     return Tape(np.prod(a.value, -1, keepdims=True), [(a, rule)])
 
 
-WORDS = {"sum": _reduce, "prod": _product,
+WORDS = {"sum": _reduce, "prod": _product, "argmax": lambda a: Tape(np.argmax(a.value, -1, keepdims=True)),
+         "argmin": lambda a: Tape(np.argmin(a.value, -1, keepdims=True)),
          "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
          "min": lambda a, b=None: _extreme(a, b, "min")}
 

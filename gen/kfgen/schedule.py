@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from kfgen import limits
+from kfgen.activation import CALLS, GIVEN, bwd_reads_x
 from kfgen.emit import Target
 
 # CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
@@ -145,13 +146,71 @@ class Cuda:
         return f"if ({' && '.join(found)}) " if found else ""
 
 
+@dataclass
+class Text:
+    """One text of a kernel's functions in C, and the activations that have it."""
+
+    act: object  # what it is written for: an activation, or GIVEN
+    acts: list
+    by: bool = False  # whether the gradient is by the result
+
+    @property
+    def name(self):
+        return self.acts[0].name
+
+    @property
+    def given(self):
+        return self.act is GIVEN
+
+
 class C:
     def __init__(self, kernel):
         self.k = kernel
 
+    @property
+    def act_flavour(self):
+        """C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones."""
+        return self.k.flavour if self.k.added else self.k.act_flavour
+
+    def stand_in(self, act):
+        """What the functions of an activation are written for: a gradient that does not read its argument, which may be NULL, is that of few."""
+        return act if not self.k.has_act or (self.k.bwd and not bwd_reads_x(act)) else GIVEN
+
+    def texts(self, acts):
+        found = {}
+        for act in acts:
+            own = self.stand_in(act)
+            found.setdefault(own.name, Text(own, [])).acts.append(act)
+        return list(found.values())
+
+    def given_parameters(self, calls):
+        """Of a function that is given its activation. calls: which of CALLS it makes."""
+        found = [f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls]
+        return "".join(f", {p}" for p in found + (["const int kfi_count"] if found else []))
+
+    def given_arguments(self, calls, act=None):
+        """The same of its call: the activation's functions, by default those that the caller is given itself."""
+        found = [f"kfi_cpu_act_{act.name}{c.removeprefix('act')}_of_{self.act_flavour}" if act else CALLS[c] for c in calls]
+        return "".join(f", {a}" for a in found + ([str(len(act.scalars)) if act else "kfi_count"] if found else []))
+
+    @property
+    def given_struct(self):
+        return f"kfi_act_scalars_{'f64' if self.k.scalar_ctype == 'double' else 'f32'}"
+
+    def given_scalars(self, where):
+        """What such a function does first. where: the call's scalars are."""
+        return f"const {self.given_struct} kfi_s = {self.given_struct.replace('scalars_', 'scalars_of_')}({where}, {len(self.k.scalars)}, kfi_count);"
+
+    def given_on(self, calls):
+        """{name: declaration} of what such a function hands over to those that it calls for a part of a row."""
+        functions = {CALLS[c]: f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls}
+        return functions | ({"kfi_s": f"const {self.given_struct} kfi_s"} if calls else {})
+
     def target(self, act):
-        # C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones.
-        flavour = self.k.flavour if self.k.added else self.k.act_flavour
+        if act is GIVEN:
+            return Target("kfi_cpu_", self.k.flavour, True, act=lambda x: f"kfi_act({x}, kfi_s)",
+                          act_bwd=lambda x, dy: f"kfi_act_bwd({x}, {dy}, kfi_s)", act_bwd_out=lambda y, dy: f"kfi_act_bwd({y}, {dy}, kfi_s)")
+        flavour = self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
         return Target("kfi_cpu_", self.k.flavour, True,
                       act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",

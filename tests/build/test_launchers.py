@@ -73,7 +73,8 @@ def test_each_function_is_in_one_file(manifest):
     made = {pathlib.Path(p).stem: symbols(t) for p, t in files.items() if p.endswith(".cu")}
     assert set(made) == {f"kf_launchers_{d}" for d in DTYPES}
     wanted = {stem: {f"{stem}_{what}" for what in ("abi_version", "error_string", "error_detail")} for stem in made}
-    for f in manifest["functions"]:
+    assert [f["name"] for f in manifest["functions"] if f["launchers"]] == [f["name"] for f in kflib.on("cuda", manifest["functions"])]
+    for f in kflib.on("cuda", manifest["functions"]):
         wanted[f["launchers"]] |= {f["name"]} | ({f["workspace"]} if f["workspace"] else set())
         assert f["launchers"] == f"kf_launchers_{f['dtypes'][0]}"
         c = f["signature"].replace("cudaStream_t stream", "struct CUstream_st *stream")

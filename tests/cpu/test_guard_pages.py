@@ -52,20 +52,20 @@ def test_guard_pages(lib, memory, group):
 
 
 PLANTED = {
-    "a row value too many is read": (r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
+    "a row value too many is read": ("map_traverse.h", r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
                                      "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))", "kf_cpu_bias_f32"),
-    "a tail is a whole tile": (r"parted = count < t->count \|\| ", "parted = ", "kf_cpu_relu_f32"),
-    "the byte before the first is read": (r"(char \*at = tensor \+ first \* s->size;)", r"\1 (void)*(volatile char *)(at - 1);",
+    "a tail is a whole tile": ("map_tile.h", r"parted = count < t->count \|\| ", "parted = ", "kf_cpu_relu_f32"),
+    "the byte before the first is read": ("map_tile.h", r"(char \*at = tensor \+ first \* s->size;)", r"\1 (void)*(volatile char *)(at - 1);",
                                           "kf_cpu_relu_f32"),
-    "an input is written": (r"(if \(indirect\) kfi_finish\(m, &t, indirect, i, count, m->tile_size\);)",
+    "an input is written": ("map_traverse.h", r"(if \(indirect\) kfi_finish\(m, &t, indirect, i, count, m->tile_size\);)",
                             r"\1 *(volatile char *)(uintptr_t)m->operands.of[0].ptr = 1;", "kf_cpu_relu_f32"),
 }
 
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted(include, memory, tmp_path, what):
-    text, instead, name = PLANTED[what]
+    file, text, instead, name = PLANTED[what]
     functions = faults.named([name])
-    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=faults.plant(include, tmp_path, "kf/core/map.h", text, instead))
+    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=faults.plant(include, tmp_path, f"kf/core/{file}", text, instead))
     with pytest.raises(checks.Failure, match=f"killed by signal 11 in {name.replace('_cpu', '')} "):
         guarded.in_child(lambda note: calls(lib, memory, functions, note))

@@ -147,7 +147,7 @@ def test_the_original_is_green(memory, name):
 
 BROKEN = {
     "the mask of the next element": (
-        "kf/core/map.h", r"words\[u\] \+ \(first \+ u \* step\) % 8",
+        "kf/core/map_tile.h", r"words\[u\] \+ \(first \+ u \* step\) % 8",
         "words[u] + (first + u * step) % 8 + 1", ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16",)),
     "the mask from another group": (
         "kf/core/philox_tile.h", r"\(kfi_u64\)first / 8",
@@ -177,46 +177,46 @@ BROKEN = {
         "kf/ops/sub.kernels.h", "a_j - b_j",
         "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
     "flat tail one short": (
-        "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        "kf/core/map_traverse.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32",)),
     "flat tail one long": (
-        "kf/core/map.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        "kf/core/map_traverse.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16",)),
     "narrow rows: the wrong column": (
-        "kf/core/map.h", r"col = \(col \+ done\) % m->cols",
+        "kf/core/map_traverse.h", r"col = \(col \+ done\) % m->cols",
         "col = (col + done + 1) % m->cols", ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32",)),
     "narrow rows: a tail's sums lost": (
-        "kf/core/map.h", r"kfi_add_sums\(room->repeated\[k\] \+ col \* m->acc_size, room->tile\[k\], count",
+        "kf/core/map_traverse.h", r"kfi_add_sums\(room->repeated\[k\] \+ col \* m->acc_size, room->tile\[k\], count",
         "kfi_add_sums(room->repeated[k] + col * m->acc_size, room->tile[k], count - 1", ("kf_cpu_bias_bwd_f32",)),
     "wide rows: the row's first columns again": (
-        "kf/core/map.h", r"t->p\[k\] = base \+ col \* s->size",
+        "kf/core/map_traverse.h", r"t->p\[k\] = base \+ col \* s->size",
         "t->p[k] = base", ("kf_cpu_bias_relu_bwd_f32", "kf_cpu_prelu_bias_bwd_f32",)),
     "neighbours in a row: the same row values": (
-        "kf/core/map.h", r"t->step\[k\] = m->sums \|\| m->derive \? 0 : step",
+        "kf/core/map_traverse.h", r"t->step\[k\] = m->sums \|\| m->derive \? 0 : step",
         "t->step[k] = 0", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
     "narrow rows, neighbours: the same row values": (
-        "kf/core/map.h", r"count, group \? 0 : m->tile_size\)",
+        "kf/core/map_traverse.h", r"count, group \? 0 : m->tile_size\)",
         "count, 0)", ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16",)),
     "narrow rows, a group: rows that are no period apart": (
-        "kf/core/map.h", r"step = group \? period : m->tile_size",
+        "kf/core/map_traverse.h", r"step = group \? period : m->tile_size",
         "step = m->tile_size", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_relu_bwd_bf16",)),
     "narrow rows, a group: its rows again": (
-        "kf/core/map.h", r"i \+= \(KFI_GROUP - 1\) \* period;",
+        "kf/core/map_traverse.h", r"i \+= \(KFI_GROUP - 1\) \* period;",
         "i += 0;", ("kf_cpu_bias_bwd_f32", "kf_cpu_prelu_bias_bwd_bf16",)),
     "wide rows, a group: a row left out": (
-        "kf/core/map.h", r"row < end; row \+= group\)",
+        "kf/core/map_traverse.h", r"row < end; row \+= group\)",
         "row < end; row += group + grouped)", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32",)),
     "wide rows, a group: the row above": (
-        "kf/core/map.h", r"step = m->sums \|\| m->derive \? m->cols : m->tile_size",
+        "kf/core/map_traverse.h", r"step = m->sums \|\| m->derive \? m->cols : m->tile_size",
         "step = m->sums || m->derive ? 0 : m->tile_size", ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32",)),
     "a group's masks: those of its first tile": (
-        "kf/core/map.h", r"m->rng, first \+ u \* step\)",
+        "kf/core/map_tile.h", r"m->rng, first \+ u \* step\)",
         "m->rng, first)", ("kf_cpu_dropout_f32", "kf_cpu_bias_dropout_bwd_f32",)),
     "the other half": (
-        "kf/core/map.h", r"m->cols \+ s->half\) \* m->cols",
+        "kf/core/map_tile.h", r"m->cols \+ s->half\) \* m->cols",
         "m->cols + 1 - s->half) * m->cols", ("kf_cpu_silu_glu_f32",)),
     "the next channel": (
-        "kf/core/map.h", "channel = plane % m->channels",
+        "kf/core/map_traverse.h", "channel = plane % m->channels",
         "channel = (plane + 1) % m->channels", ("kf_cpu_batch_norm_f32", "kf_cpu_batch_norm_bwd_bf16",)),
     "a sum's first part twice": (
         "kf/core/map.h", r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{",
@@ -231,7 +231,7 @@ BROKEN = {
         "kf/ops/add.kernels.h", r"( +)a \+= KFI_PART;",
         r"\1a += KFI_PART / 2;", ("kf_cpu_add_f32",)),
     "bf16 by truncation": (
-        "kf/core/math.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
+        "kf/core/convert.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),
     "row: the tail is not masked": (
         "kf/ops/softmax.kernels.h", r"left == KFI_STRIP \?",
@@ -306,7 +306,7 @@ BROKEN = {
         "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
-        "kf/ops/layer_norm.kernels.h", r"(kfi_cpu_act_\w+\([^;]*weight_j) \+ bias_j",
+        "kf/ops/layer_norm.kernels.h", r"(kfi_act\([^;]*weight_j) \+ bias_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: another query's mask": (
         "kf/ops/scale_bool_mask_softmax.kernels.h", r"kfi_shared = kfi_turn / m->channels",
@@ -368,6 +368,21 @@ BROKEN = {
     "row: a row's values once an op": (
         "kf/ops/rms_norm.kernels.h", r"\n +(row1 = )",
         r"\nif (row == 0) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
+    "a place: the last of equal ones": (
+        "kf/core/reduce_place.h", r"KFI_CPU_PLACES\(max, f32, float, uint32_t, le\)",
+        "KFI_CPU_PLACES(max, f32, float, uint32_t, lt)", ("kf_cpu_argmax_f32", "kf_cpu_argmax_bf16",)),
+    "a place: all lanes' of the first one's": (
+        "kf/core/reduce_place.h", r"turn\[j\] \* m->down \+ k;",
+        "turn[j] * m->down;", ("kf_cpu_argmax_f32", "kf_cpu_argmin_f64",)),
+    "a place: every part's where the first one's is": (
+        "kf/core/reduce_place.h", r"memcpy\(places \+ u->part \* m->results",
+        "memcpy(places + 0 * u->part * m->results", ("kf_cpu_argmin_f32",)),
+    "pairs: as many heads of the other tensor": (
+        "kf/core/pairs.h", r"heads = m->heads\[tensor\]",
+        "heads = m->heads[0]", ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16",)),
+    "pairs: no positions are all the first": (
+        "kf/core/pairs.h", r"!m->numbers \? row :",
+        "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
 }
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(

@@ -10,6 +10,7 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "bench"))
 import charts  # noqa: E402
 import report  # noqa: E402
+import store  # noqa: E402
 
 GPU = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "bench/results/h200").glob("*.json"))
 LAUNCHED_AT_ONCE = {"cub"}  # a peer without a framework's code between call and launch
@@ -57,3 +58,17 @@ def test_a_chart_of_other_data_is_stale(monkeypatch):
     before = charts.stamp("softmax")
     data["rows"][0]["percent_of_copy"] -= 1
     assert charts.stamp("softmax") != before
+
+
+def test_results_are_filed_with_as_many_digits_as_mean_something(tmp_path):
+    """Nothing is lost, and every filed result was written so."""
+    times = {"us": 3442.792001806083, "iqr_us": 1.23456789e-07, "samples": 12345678}
+    store.write(tmp_path / "made.json", {"set": "made", "copy": 0.1 + 0.2}, [{"function": "kf_add_f32", "sizes": (8, 4096), "times": {"kf": times}}])
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert made["copy"] == 0.3 and made["rows"][0]["sizes"] == [8, 4096]
+    assert made["rows"][0]["times"]["kf"] == {"us": 3442.79, "iqr_us": 1.23457e-07, "samples": 12345678}
+    filed = [p for p in (ROOT / "bench/results").rglob("*.json") if "rows" in json.loads(p.read_text())]
+    assert len(filed) > 10
+    for path in filed:
+        data = json.loads(path.read_text())
+        assert store.rounded(data) == data, path

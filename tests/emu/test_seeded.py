@@ -46,10 +46,10 @@ SEEDED = {
         "kf/ops/act_dropout.device.cuh", r"rng, first \+ u \* step\)", "rng, first)",
         ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
     "the mask of a row's vector that reaches into the next words": (
-        "kf/core/row.cuh", r"first \+ vec > 8", "first + vec > 9",
+        "kf/core/row_access.cuh", r"first \+ vec > 8", "first + vec > 9",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "the mask of an odd row, a pair beside": (
-        "kf/core/row.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
+        "kf/core/row_access.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
         ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"), ()),
     "the mask of a row's first vector in all of them": (
         "kf/ops/layer_norm_act_dropout.device.cuh", r"rng, start \+ off\)", "rng, start)",
@@ -70,25 +70,25 @@ SEEDED = {
         "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
     "a row's last warp": (
-        "kf/core/row.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
+        "kf/core/row_reduce.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
         ("kf_softmax_f32", "kf_layer_norm_bwd_f32"), ()),
     "a cluster's last block": (
-        "kf/core/row.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
+        "kf/core/row_reduce.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
         ("kf_rms_norm_f32",), ()),
     "the sums of a block's last row": (
-        "kf/core/row.cuh", r"y < rows", "y < rows - 1",
+        "kf/core/row_reduce.cuh", r"y < rows", "y < rows - 1",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
     "the sums of half a warp's rows": (
-        "kf/core/row.cuh", r"by >= g\.lanes", "by > g.lanes",
+        "kf/core/row_reduce.cuh", r"by >= g\.lanes", "by > g.lanes",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
     "a thread in the row before": (
-        "kf/core/row.cuh", r"g\.share >> 20", "g.share >> 21",
+        "kf/core/row_reduce.cuh", r"g\.share >> 20", "g.share >> 21",
         ("kf_layer_norm_bwd_f16",), ()),
     "all of a row held from its first vector": (
         "kf/ops/layer_norm.device.cuh", r"(weight_h)\[kfi_early \? s : 0\]", r"\1[0]",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the second of what a pass reduces": (
-        "kf/core/row.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
+        "kf/core/row_reduce.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
         ("kf_layer_norm_bwd_f32",), ()),
     "the vectors behind a row's end": (
         "kf/ops/layer_norm.device.cuh", r"whole \? left > 0", "whole ? true",
@@ -97,37 +97,38 @@ SEEDED = {
         "kf/ops/instance_norm.device.cuh", r"channel = row - batch \* ", "channel = batch % ",
         ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"), ()),
     "the last batch's part of a channel's gradient": (
-        "kf/core/row.cuh", r"nothing \? 0 : leaves;", "nothing ? 0 : leaves - 1;",
+        "kf/core/row_host.cuh", r"nothing \? 0 : leaves;", "nothing ? 0 : leaves - 1;",
         ("kf_instance_norm_bwd_f32",), ()),
     "another group's weights": (
         "kf/ops/group_norm.device.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
         ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
     "pieces side by side": (
-        "kf/core/row.cuh", r"\* gap : column", "* 0 : column",
+        "kf/core/row_segments.cuh", r"\* gap : column", "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
     "the next channel an element late": (
-        "kf/core/row.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece", "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
+        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece",
+        "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
         ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
     "a piece later than it is": (
-        "kf/core/row.cuh", r"p->at \+= gap", "p->at += 0 * gap",
+        "kf/core/row_segments.cuh", r"p->at \+= gap", "p->at += 0 * gap",
         ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
     "a channel's slice in the first one's place": (
         "kf/ops/group_norm.device.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
         ("kf_group_norm_bwd_f32",), ()),
     "a team's lanes of one channel": (
-        "kf/core/row.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
+        "kf/core/row_segments.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
         ("kf_group_norm_bwd_f32",), ()),
     "a running variance of one element more": (
         "kf/ops/batch_norm_train.device.cuh", r"count - 1\.0f", "count - 0.0f",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bf16_f32"), ()),
     "a channel's first element is the first channel's": (
-        "kf/core/row.cuh", r"\{ return kfi_plane_row\(row, p, g\); \}", "{ return kfi_plane_row(0 * row, p, g); }",
+        "kf/core/row_segments.cuh", r"\{ return kfi_plane_row\(row, p, g\); \}", "{ return kfi_plane_row(0 * row, p, g); }",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
     "another query's mask": (
         "kf/ops/scale_bool_mask_softmax.device.cuh", r"mask_a = kfi_divide\(kfi_turn,", "mask_a = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "another batch's queries": (
-        "kf/core/row.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
+        "kf/core/row_access.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
         ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"), ()),
     "a mask on its way a row late": (
         "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,",
@@ -139,20 +140,28 @@ SEEDED = {
     "the row before on its way": (
         "kf/ops/rms_norm.device.cuh", r"\(row \+ apart\)", "(row)",
         ("kf_rms_norm_bwd_f32",), ()),
+    "the place of the last of equal ones": (
+        "kf/core/reduce_place.cuh", r"b <= a : b >= a", "b < a : b > a", ("kf_argmax_f32", "kf_argmin_bf16"), ()),
+    "a place among the rows of one thread": (
+        "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
+    "the first head of the other tensor in this one's place": (
+        "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
 SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
-SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), CORE / "row.cuh", CORE / "reduce.cuh"]
+REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", "argmax") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), *sorted(CORE.glob("row*.cuh")), *sorted(CORE.glob("reduce*.cuh"))]
          for i in range(path.read_text().count(BARRIER))]
 
 
 def users(path):
     """Functions that come by the barriers of a file."""
-    return REDUCED if path.name == "reduce.cuh" else [f for f in SUMS if (f["family"] == "row") == (path.name == "row.cuh")]
+    if path.name.startswith("reduce"):
+        return [f for f in REDUCED if (f["op"] == "argmax") == (path.name == "reduce_place.cuh")]
+    return [f for f in SUMS if (f["family"] == "row") == path.name.startswith("row")]
 
 
 def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):

@@ -25,8 +25,8 @@ def lib():
 
 # file, text, what stands there instead, functions: each is right for dense tensors.
 SEEDED = {
-    "rows of heads as if they were dense": ("kf/core/row.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
-    "batches of planes as if they were dense": ("kf/core/row.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
+    "rows of heads as if they were dense": ("kf/core/row_access.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
+    "batches of planes as if they were dense": ("kf/core/row_access.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
     "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = o \* p\.outer \+ first", "at.start = o * g.axis + first", ("kf_sum_f32",)),
     "parts are joined as the tensor lies": ("kf/core/reduce.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
 }

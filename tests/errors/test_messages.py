@@ -3,6 +3,7 @@
 
 import threading
 
+import kflib
 from refusals import CODES, FUNCTIONS, INVALID_SIZE, Call
 
 
@@ -14,13 +15,14 @@ def test_codes_have_texts(lib):
 
 def test_long_messages_are_cut(lib):
     """Names, pointers and numbers at their longest stay within the buffer."""
-    f = max(FUNCTIONS, key=lambda f: len(f["cpu_name"]))
+    f = max(kflib.on(lib.backend, FUNCTIONS), key=lambda f: len(f["cpu_name"]))
     Call(lib, f).set(**{f["sizes"][-1]: -2**63}).refuses(INVALID_SIZE, f["sizes"][-1], str(-2**63))
 
 
 def test_success_leaves_the_detail_alone(lib):
     """Nobody writes a text for a call that is right."""
-    f, other = FUNCTIONS[0], FUNCTIONS[-1]
+    functions = kflib.on(lib.backend, FUNCTIONS)
+    f, other = functions[0], functions[-1]
     Call(lib, f).set(**{f["sizes"][0]: -7}).refuses(INVALID_SIZE, f["sizes"][0])
     before = lib.detail
     call = Call(lib, other)
@@ -28,7 +30,7 @@ def test_success_leaves_the_detail_alone(lib):
 
 
 def test_a_detail_per_thread(lib):
-    f = FUNCTIONS[0]
+    f = kflib.on(lib.backend, FUNCTIONS)[0]
     size, said = f["sizes"][0], {}
     barrier = threading.Barrier(4)
 

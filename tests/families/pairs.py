@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs`: shapes [rows, heads, dim, pairs, positions], positions of which some are of no row, and the oracle in float64."""
+"""The family `pairs`: shapes [rows, heads, dim, pairs, positions], of two tensors [rows, heads, kv_heads, dim, pairs, positions]; positions of which
+some are of no row, and the oracle in float64."""
+
+import types
 
 import numpy as np
 import storage
 
 # Whole vectors and not, all of a head or part of it, no pairs at all, more units than a block has threads, several heads a block; nothing at all.
-SHAPES = [[(4, 2, 8, 4, 6), 0], [(5, 3, 13, 5, 9), 1], [(7, 4, 64, 32, 20), 0], [(2, 3, 48, 16, 3), 0], [(1, 2, 10, 0, 2), 0], [(0, 2, 8, 4, 3), 0],
+SHAPES = [[(4, 2, 8, 4, 6), 0], [(5, 3, 13, 5, 3), 1], [(7, 4, 64, 32, 20), 0], [(2, 3, 48, 16, 3), 0], [(1, 2, 10, 0, 2), 0], [(0, 2, 8, 4, 3), 0],
           [(2, 0, 8, 4, 3), 0], [(2, 3, 0, 0, 3), 0], [(2, 2, 8, 4, 0), 0], [(2, 1, 5000, 2400, 3), 0], [(1, 1, 301, 150, 2), 1],
           [(40, 5, 128, 64, 64), 0]]
 MORE = [[(r, h, d, p, 7), (r + d) % 3] for r in (1, 9) for h in (1, 6) for d in (2, 3, 32, 80, 256) for p in (1, d // 4, d // 2)]
@@ -23,7 +26,7 @@ def prepare(call):
 def draw(rng, call, a, values):
     shape = storage.shape_of(call.f, call.sizes, a)
     if a["kind"] == "number":
-        positions = call.sizes[4]
+        positions = call.sizes[-1]
         found = rng.integers(0, max(positions, 1), shape)
         outside = rng.choice([-1, positions, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
         return np.where(rng.random(shape) < 0.15, outside, found).astype(storage.STORAGE[a["dtype"]])
@@ -41,12 +44,17 @@ def sides(call, array, pairs):
 
 
 def check(call, got, weights=None):
-    dtype, pairs, positions = call.f["dtypes"][0], call.sizes[3], call.sizes[4]
+    inputs = [a["name"] for a in call.f["arguments"] if a["role"] == "in" and a["kind"] not in ("angle", "number")]
+    for name, source in zip(got, inputs[-len(got):]):
+        if name not in call.drop:
+            check_one(call, got, name, source)
+
+
+def check_one(call, got, name, source):
+    dtype, pairs, positions = call.f["dtypes"][0], call.sizes[-2], call.sizes[-1]
     compute, number = "f64" if dtype == "f64" else "f32", call.data["position"]
-    [name] = got
-    if name in call.drop:
-        return
-    given = storage.to_float(call.data["dout" if call.f["bwd"] else "x"], dtype)
+    number = np.arange(call.sizes[0]) if "position" in call.drop else number
+    given = storage.to_float(call.data[source], dtype)
     there = (number >= 0) & (number < positions)
     place = np.where(there, number, 0)
     with np.errstate(all="ignore"):
@@ -61,3 +69,14 @@ def check(call, got, weights=None):
             to[...] = value
     found = storage.to_float(got[name], dtype)
     storage.compare(found, want, dtype, compute, 3, size, 3 * np.ones_like(size), size, False, f"{call.where}: {name}")
+
+
+# Of two tensors: as many heads in both, fewer of the second, none of one of them.
+FORMS = {"both": types.SimpleNamespace(
+    SHAPES=[[(4, 2, 2, 8, 4, 6), 0], [(5, 3, 1, 13, 5, 3), 1], [(7, 4, 2, 64, 32, 20), 0], [(2, 0, 3, 48, 16, 3), 0], [(3, 2, 0, 16, 8, 2), 0],
+            [(0, 2, 1, 8, 4, 3), 0], [(2, 3, 1, 0, 0, 3), 0], [(2, 1, 2, 5000, 2400, 3), 0], [(40, 6, 2, 128, 64, 64), 0]],
+    MORE=[[(r, h, k, d, p, 7), (r + d) % 3] for r in (1, 9) for h, k in ((1, 1), (6, 2)) for d in (3, 32, 80) for p in (1, d // 2)],
+    LARGE=(2**45, 1, 1, 2, 1, 2),
+    OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
+    CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
+    prepare=prepare, draw=draw, check=check)}

@@ -51,7 +51,8 @@ def meet(a, b):
 
 
 # Tensors whose elements are counted, in turn; of others all sizes are one.
-SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")]}
+SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")],
+            "both": [("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")]}
 SIZES_OF |= dict.fromkeys(("nn", "nt", "tn", "tt"), [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))])
 
 
@@ -71,7 +72,7 @@ def may_share(o, other):
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
-        return o.kind in ("elem", "half", "halves", "neighbours") or o.place_of == other.name
+        return o.kind in ("elem", "half", "halves", "neighbours", "more") or o.place_of == other.name
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 

@@ -91,8 +91,9 @@ FAMILY = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
-    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)),
-    "any_nonfinite": (0, True, 4, False), **dict.fromkeys(("embedding", "rope", "rope_interleaved"), (0, True, LABELS, True)),
+    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
+    "any_nonfinite": (0, True, 4, False),
+    **dict.fromkeys(("embedding", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk"), (0, True, LABELS, True)),
     **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_nn_{act}", "{act}_mul_linear"),
                     (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
     **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True))}
@@ -241,7 +242,7 @@ def test_reserved_words_are_complete(of_families, family, ext):
         assert {"each", "at", "span", "width", "scalars"} <= found
     own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
     own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
-            for v in (o.name, *o.values, *op.scalars, *op.outputs, *op.saved, *op.own.get("products", ()), *op.own.get("load", ()))
+            for v in (o.name, f"{o.name}_out", *o.values, *op.scalars, *op.outputs, *op.saved, *op.own.get("products", ()), *op.own.get("load", ()))
             for n in (v, f"d{v}")}
     own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
         s for a in spec.load().activations.values() for s in a.scalars}

@@ -35,6 +35,16 @@ def reduce(**change):
     return entry("op", '"total"', ROW | {"family": '"reduce"', "expr": '"sum(x)"', "ref": '"sum(x)"'}, change)
 
 
+def turned(operands):
+    """An op of pairs."""
+    place = '{ kind = "number", dtype = "I", grad = false }'
+    return entry("op", '"turn"', {"family": '"pairs"', "brief": '"a, b to b, a"', "operands": f"{{ {operands}, place = {place} }}",
+                                  "outputs": '{ first = "b", second = "a" }', "refs": '{ first = "b", second = "a" }'}, {})
+
+
+HALVES = '{ kind = "halves", parts = ["a", "b"] }'
+
+
 def weight(of, **change):
     """An op over rows with another operand w."""
     return row(operands=f'{{ x = "elem", w = {of} }}', expr='"x * w / sum(x)"', **change)
@@ -181,6 +191,18 @@ CASES = {
     "saved over an axis": (reduce(saved='{ s = "sum(x)" }'), "op.total", "saved", "belongs to ops over rows", 'family = "row"'),
     "column over an axis": (reduce(expr='"sum(x * column)"'), "op.total", "expr", "reads `column`, which is not one of: count, inf, x",
                              "docs/hacking.md"),
+    # Pairs.
+    "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
+    "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
+    "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
+    "a place that has a gradient": (reduce(expr='"argmax(x)"'), "op.total", "outputs", "more than one place and the value there", "grad = false"),
+    "a place among other things": (reduce(expr='"argmax(x) + 1"', operands='{ x = { kind = "elem", grad = false } }'), "op.total", "outputs",
+                                   "more than one place", "argmax(x)"),
+    "a place and another value": (reduce(expr=None, ref=None, operands='{ x = { kind = "elem", grad = false } }',
+                                         outputs='{ out = "min(x)", index = "argmax(x)" }', refs='{ out = "min(x)", index = "argmax(x)" }'),
+                                  "op.total", "outputs", "more than one place", "argmax(x)"),
+    "a place of a sum": (reduce(expr='"argmax(sum(x))"'), "op.total", "expr", "calls `argmax` of 1 arguments", "docs/hacking.md"),
+    "a place over rows": (row(expr='"argmax(x)"'), "op.share", "expr", "calls `argmax`; the words are", "docs/hacking.md"),
     "empty as a number": (reduce(empty='"zero"'), "op.total", "empty", "is 'zero'", '"error"'),
     "empty over rows": (row(empty='"error"'), "op.share", "empty", "is 'error'", 'family = "reduce"'),
     **{f"operand called {name} over an axis": (reduce(operands=f'{{ {name} = "elem" }}', expr=f'"sum({name})"'), "op.total", "operands",
@@ -309,7 +331,7 @@ def test_too_many_tensors(tmp_path, capsys, count, word):
     (16, '{ x = "dout * (' + " + ".join(f"sum(dout * x * {i})" for i in range(2, 20)) + ')" }',
      "makes 18 reductions in one pass over the row of the backward")])
 def test_too_many_reductions(tmp_path, capsys, count, grads, said):
-    """Of one pass: as many fit the words of core/row.cuh. Those that wait for others are of another pass."""
+    """Of one pass: as many fit the words of core/row_reduce.cuh. Those that wait for others are of another pass."""
     path, sums = tmp_path / "mine.toml", " + ".join(f"max(x * {i})" for i in range(2, count + 2))
     path.write_text(row(expr=f'"{sums}"', grads=grads))
     assert main(["list", "--spec", str(path)]) == 1

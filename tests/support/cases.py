@@ -81,7 +81,8 @@ def _of_family(name):
 def own(f):
     """What a family has of its own (tests/families): shapes, how its tensors are drawn, and what they should be. None: it is one of those that
     lie as elements or rows."""
-    return _of_family(f["family"])
+    found = _of_family(f["family"])
+    return getattr(found, "FORMS", {}).get(f["form"], found)
 
 
 def like(table, found):

@@ -14,7 +14,7 @@ import kflib
 
 SOURCE = kflib.ROOT / "frontends/python"
 # Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
-OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "batch_norm_train", "cast", "scale_mask_softmax",
+OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "argmax", "batch_norm_train", "cast", "scale_mask_softmax",
        "scale_bool_mask_softmax", "scale_causal_softmax")
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1

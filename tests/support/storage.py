@@ -105,6 +105,12 @@ class Failure(AssertionError):
     pass
 
 
+def same(value, want, where):
+    bad = np.flatnonzero(value != want)
+    if bad.size:
+        raise Failure(f"{where}: {bad.size} of {value.size} wrong, first at {bad[0]}: got {value[bad[0]]:.0f}, expected {want[bad[0]]:.0f}")
+
+
 def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=False):
     with np.errstate(all="ignore"):
         exact = k * (EPS[compute] * s + TINY[compute] * slope)

@@ -5,12 +5,12 @@ import functools
 from dataclasses import dataclass
 
 from kfgen import limits
-from kfgen.activation import bwd_reads_x, rising
+from kfgen.activation import CALLS, GIVEN, bwd_reads_x, rising
 from kfgen.dtypes import DTYPE, Dtype
 from kfgen.emit import emit, reads
 from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, substitute
 from kfgen.kernel import Kernel
-from kfgen.schedule import C
+from kfgen.schedule import C, Text
 
 GROUP = 4  # KFI_GROUP
 SLOT_KINDS = {"load": "KFI_SLOT_LOAD", "store": "KFI_SLOT_STORE", "row": "KFI_SLOT_ROW", "derived": "KFI_SLOT_DERIVED", "sum": "KFI_SLOT_SUM"}
@@ -24,6 +24,7 @@ class TileCode:
     results: list  # (slot, text)
     groups: bool  # several rows at a time
     streams: bool  # results may go to memory past the caches
+    calls: list  # of an activation that the function is given
 
 
 @dataclass
@@ -80,20 +81,27 @@ class Slot:
 
 
 class MapC(C):
-    def ways(self, acts):
-        """(activation, whether its gradient is by the result) of each tile function."""
-        return [(a, by) for a in acts for by in ((False, True) if self.k.by(a) else (False,))]
+    def texts(self, acts):
+        """By the result or not, the loops of some activations are cut otherwise."""
+        found = {}
+        for act in acts:
+            for by in (False, True) if self.k.by(act) else (False,):
+                own = GIVEN if by else self.stand_in(act)
+                key = own.name, by, self._groups(act, by), self._streams(act, by)
+                found.setdefault(key, Text(own, [], by)).acts.append(act)
+        return list(found.values())
 
-    def code(self, act, by=False):
-        """The tile loop for one activation. by: whether its gradient is by the result."""
-        target = self.target(act)
+    def code(self, act, by=False, given=False):
+        """The tile loop for one activation. by: whether its gradient is by the result. given: written for whichever the function is given."""
+        target = self.target(GIVEN if given else act)
         graph, roots, rows = self.k.graph, self.k.roots, dict((i, n) for n, i in self.k.rows)
         if by or (self.k.bwd and not bwd_reads_x(act)):
             # This gradient does not read its argument, so that argument must not be loaded: its pointer may be NULL.
             graph = Graph()
             scalars = {s: graph.var(s) for s in act.scalars}
             copies = substitute(self.k.graph, graph, self.k.roots + list(rows), {}, act=(
-                lambda x: act.build(graph, x, scalars), lambda x, dy: self._gradient(graph, act, by, x, dy, scalars)))
+                lambda x: graph.add("act", x) if given else act.build(graph, x, scalars),
+                lambda x, dy: self._gradient(graph, act, by, x, dy, scalars)))
             roots, rows = copies[:len(roots)], dict(zip(copies[len(roots):], rows.values()))
         groups = self._groups(act, by)
         keep = f"kfi_cpu_keep(keep{'[u]' if groups else ''}[j], keep_from)"
@@ -102,11 +110,12 @@ class MapC(C):
         lines, texts = emit(graph, roots, target, env, fixed={i: f"{n}_j" for i, n in rows.items()})
         printed = reads(graph, roots, rows)
         names_ = {rows[i] if i in rows else graph.nodes[i].value for i in printed if i in rows or graph.nodes[i].op == "var"}
-        if any(graph.nodes[i].op in ("act", "act_bwd", "act_bwd_out") for i in printed):
+        calls = [c for c in CALLS if c in {graph.nodes[i].op for i in printed}]
+        if calls and not given:
             names_ |= set(act.scalars)
         scalars = [(s, i) for i, s in enumerate(self.k.scalars + list(act.scalars)) if s in names_]
         results = list(zip([s for s in self.slots if s.role in ("store", "sum")], texts))
-        return TileCode(lines, names_, scalars, results, groups, self._streams(act, by))
+        return TileCode(lines, names_, scalars, results, groups, self._streams(act, by), calls if given else [])
 
     def _gradient(self, graph, act, by, x, dy, scalars):
         return graph.add("act_bwd_out", graph.var(self.k.result), dy) if by else act.build_bwd(graph, x, dy, scalars)

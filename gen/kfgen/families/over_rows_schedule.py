@@ -79,7 +79,7 @@ class RowsC(C):
         names_ = self.reads(found)
         everywhere = self.k.graph.variables(self.k.roots)
         own = [s for s in self.k.scalars if s in everywhere]
-        acts = list(act.scalars) if "act" in names_ or self.k.bwd else []
+        acts = list(act.scalars) if "act" in names_ or self.k.bwd else []  # none of GIVEN
         return [(s, i) for i, s in enumerate(self.k.scalars + list(act.scalars)) if s in own or s in acts]
 
     def load(self, s):

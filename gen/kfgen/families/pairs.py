@@ -12,10 +12,14 @@ from kfgen.formulas import LIBRARIES, elementwise
 from kfgen.kernel import Kernel, Tensor
 
 PAIRED = ("halves", "neighbours")
+MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
+COUNTED = "0 to rows - 1"  # what no positions stand for
 
 
 class PairsKernel(Kernel):
-    form = "paired"
+    @property
+    def form(self):
+        return "both" if self.second_source else "paired"
 
     @functools.cached_property
     def cuda(self):
@@ -29,27 +33,37 @@ class PairsKernel(Kernel):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "angle" else "input", o.dtype, o.values)
-                         for o in op.operands]
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "angle" else "input", o.dtype, o.values,
+                                absent=COUNTED if o.kind == "number" else None) for o in op.operands]
         x = next(s for s in self.operands if s.kind in PAIRED)
+        more = next((s for s in self.operands if s.kind == MORE), None)
         self.number = next(s for s in self.operands if s.kind == "number")
         self.angles = [s for s in self.operands if s.kind == "angle"]
         self.neighbours = x.kind == "neighbours"
         if not self.bwd:
-            self.inputs, self.source = self.operands, x
-            self.outputs = [Tensor("out", x.kind, self.dtype, "out", "output", "T", tuple(outs), exprs=list(outs.values()))]
+            self.inputs, self.source, self.second_source = self.operands, x, more
+            names = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
+            self.outputs = [Tensor(names[0], x.kind, self.dtype, "out", "output", "T", tuple(outs), exprs=list(outs.values()))]
+            self.outputs += [Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]]
         else:
             douts = {name: self.graph.var(f"d{name}") for name in outs}
             found = gradient(self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts])
             slopes = [self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts]
-            self.source = Tensor("dout", x.kind, self.dtype, "in", "gradient", "T", tuple(f"d{name}" for name in outs), of="out")
-            self.inputs = [*self.operands, self.source]
+            of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
+            self.source = Tensor(f"d{of[0]}", x.kind, self.dtype, "in", "gradient", "T", tuple(f"d{name}" for name in outs), of=of[0])
+            self.second_source = Tensor(f"d{of[1]}", MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
+            self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
             self.outputs = [Tensor(f"d{x.name}", x.kind, self.dtype, "out", "gradient", "T", tuple(f"d{v}" for v in x.parts), of=x.name,
                                    exprs=slopes, required=False)]
+            self.outputs += [Tensor(f"d{more.name}", MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False)] if more else []
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
+        # {tensor of pairs: the other one that the same is computed of}
+        both = [(x, more), (self.source, self.second_source), self.outputs] if more else []
+        self.more, as_first = {s.name: m for s, m in both}, {m.name: s for s, m in both}
         for s in self.inputs:
-            s.reads = "always" if read & {s.name, *s.parts} else "never"
+            of = as_first.get(s.name, s)
+            s.reads = "always" if read & {of.name, *of.parts} else "never"
         self.streams = self.inputs + self.outputs
         self.scalars, self.keeps = list(op.scalars), False
 
@@ -75,7 +89,12 @@ class PairsKernel(Kernel):
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/pairs.cuh and pairs.h read it."""
-        return "".join({"angle": "a", "number": "n"}.get(s.kind, "e") for s in self.inputs + self.outputs)
+        return "".join({"angle": "a", "number": "n", MORE: "m"}.get(s.kind, "e") for s in self.inputs + self.outputs)
+
+    @property
+    def head_counts(self):
+        """The call's heads of each row: of the first tensor, of the other one."""
+        return ("heads", "kv_heads" if self.second_source else "0")
 
 
 class Pairs(Family):
@@ -84,23 +103,28 @@ class Pairs(Family):
     title = "Pairs of elements, by positions"
     forms = {"paired": {"elem": "rows, heads, dim", "halves": "rows, heads, dim", "neighbours": "rows, heads, dim", "angle": "positions, pairs",
                         "number": "rows"}}
-    sizes = {"paired": "rows, heads, dim, pairs, positions"}
-    kinds = (*PAIRED, "angle", "number")
-    whole = PAIRED
+    forms["both"] = {**forms["paired"], MORE: "rows, kv_heads, dim"}
+    sizes = {"paired": "rows, heads, dim, pairs, positions", "both": "rows, heads, kv_heads, dim, pairs, positions"}
+    kinds = (*PAIRED, MORE, "angle", "number")
+    whole = (*PAIRED, MORE)
     parts = dict.fromkeys(PAIRED, 2)
-    indices = ("number",)
-    codes = {"halves": 0, "neighbours": 0, "angle": 2, "number": 4}
-    names = ("across", "apart", "base", "count", "dim", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest", "stop", "to", "unit")
+    indices = ("number", MORE)  # the other tensor's elements have the first one's names
+    codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "number": 4}
+    names = ("across", "apart", "base", "count", "dim", "kv_heads", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest",
+             "stop", "to", "unit")
 
     def dtypes(self, kind, grad):
         return {"number": ("I",), "angle": ("acc",)}.get(kind, ())
 
     def check_operands(self, f, operands):
-        of = [[o for o in operands if o.kind in kinds] for kinds in (PAIRED, ("number",), ("angle",))]
+        of = [[o for o in operands if o.kind in kinds] for kinds in (PAIRED, ("number",), ("angle",), (MORE,))]
         fixed = all(not o.grad for o in of[1] + of[2]) and all(o.dtype == "I" for o in of[1]) and all(o.dtype == "acc" for o in of[2])
-        if [len(found) for found in of[:2]] != [1, 1] or len(of[2]) > 8 or not fixed:
+        more = {f"{d}{o.name}_out" for o in of[0] + of[3] for d in ("", "d")} if of[3] else set()
+        for name in sorted(more & {v for o in operands for v in (o.name, *o.values)}):
+            raise f.error("operands", f"`{name}` is a result or its gradient", "rename it")
+        if [len(found) for found in of[:2]] != [1, 1] or len(of[2]) > 8 or len(of[3]) > 1 or not fixed:
             fix = ('give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
-                   'and tables, "angle", with dtype = "acc" and grad = false')
+                   'tables, "angle", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"')
             raise f.error("operands", "are not one of pairs and one of positions, beside tables", fix)
 
     def graph(self, op):
@@ -112,18 +136,22 @@ class Pairs(Family):
 
     def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
-        number, result = k.number.name, k.outputs[0]
-        lines = [f"there = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
+        number = k.number.name
+        lines = [f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
+                 f"there = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
                  f"place = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
         lines += [f"{s.name} = {s.name}[place].reshape(rows, 1, pairs)" for s in k.read_angles]
         first, second = ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
-        lines += [f"{', '.join(s.parts)} = {s.name}[:, :, {first}], {s.name}[:, :, {second}]" for s in k.paired]
         own, texts = elementwise(k, act, library)
-        lines += own
         outside = "0.0" if k.bwd else "float('nan')"
-        lines += [f"{part}_to = {lib.name}.where(there, {text}, {outside})" for part, text in zip(result.parts, texts)]
-        both = [f"{part}_to" for part in result.parts]
-        if k.neighbours:
-            columns = ", ".join(f"{name}.reshape(rows, heads, pairs, 1)" for name in both)
-            both = [f"{lib.join}(({columns}), 3).reshape(rows, heads, 2 * pairs)"]
-        return [*lines, f"{result.name} = {lib.join}(({', '.join(both)}, {k.source.name}[:, :, 2 * pairs:]), 2)"]
+        result = k.outputs[0]
+        for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[:1 + bool(k.second_source)]:
+            lines += [f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]" for s in k.paired]
+            lines += own
+            lines += [f"{part}_to = {lib.name}.where(there, {text}, {outside})" for part, text in zip(result.parts, texts)]
+            both = [f"{part}_to" for part in result.parts]
+            if k.neighbours:
+                columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
+                both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]
+            lines.append(f"{of(result).name} = {lib.join}(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)")
+        return lines

@@ -26,7 +26,8 @@ class PairsCuda(Cuda):
 
     @property
     def passed(self):
-        return [*self.k.paired, *self.k.read_angles, self.k.number]
+        more = [self.k.more[s.name] for s in self.k.paired] if self.k.second_source else []
+        return [*self.k.paired, *more, *self.k.read_angles, self.k.number]
 
     @property
     def kernel_parameters(self):

@@ -2,12 +2,15 @@
 """The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype or wider."""
 
 import functools
+from dataclasses import replace
 
+from kfgen import derive
 from kfgen.expr import COUNT, ELEM
 from kfgen.families.family import wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
+from kfgen.families.reduce_place import CALLS, WORDS, PlaceC, PlaceCuda, check_places, sought
 from kfgen.passes import reduced
 
 
@@ -27,6 +30,11 @@ class ReduceKernel(RowsKernel):
         of_results = (self.second, "U") if self.op.types == "results" else (self.dtype, "T")
         for s in self.streams:
             s.dtype, s.var = (self.dtype, "T") if s.kind == "elem" else of_results
+
+    @property
+    def part_size(self):
+        """Bytes of a partial result of a reduction."""
+        return self.dtype.acc.size
 
     @property
     def scratch(self):
@@ -62,6 +70,39 @@ class ReduceKernel(RowsKernel):
         return max(map(len, self.passes), default=0)
 
 
+class PlaceKernel(ReduceKernel):
+    """Of an op whose result is the place of an element: value and place are one reduction, found in one sweep."""
+
+    header = "kf/core/reduce_place"
+    part_size = 16  # a place and the value there
+    order_note = ""
+
+    @functools.cached_property
+    def cuda(self):
+        return PlaceCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return PlaceC(self)
+
+    def _build(self):
+        super()._build()
+        (word, self.key), place = sought(self.graph, {s.name: s.exprs[0] for s in self.outputs})
+        self.word = WORDS[word]
+        for s in self.outputs:
+            s.required = s.name == place
+            if s.required:
+                s.dtype, s.var, self.place = self.index_dtype, "I", s
+            else:
+                self.value = s
+
+    value = None  # the result that has the element itself
+
+    @property
+    def passes(self):
+        return [[self.word]]
+
+
 class Reduce(OverRows):
     kernel = ReduceKernel
     name = "reduce"
@@ -75,6 +116,17 @@ class Reduce(OverRows):
     reads = (COUNT,)
     dropout = False
     own_names = ("all", "block", "c", "codes", "context", "counts", "memcpy", "op", "stage", "stop", "unit", "walk", "whole")
+
+    def forward(self, op, dtypes):
+        return (PlaceKernel if op.indexed else ReduceKernel)(self, op, dtypes, False)
+
+    def graph(self, op):
+        return derive.row_graph(replace(op, words=op.words | CALLS), self.reads, self.dropout)
+
+    def check(self, op, graph, env, outputs):
+        super().check(op, graph, env, outputs)
+        if op.indexed:
+            check_places(op, graph, outputs)
 
     def check_result(self, op, name, level):
         if level == ELEM:

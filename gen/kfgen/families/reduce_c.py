@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `reduce` in C: strips along or across an axis, and a value of each of their elements."""
 
-from kfgen.activation import bwd_reads_x
+from kfgen.activation import GIVEN, bwd_reads_x
 from kfgen.families.over_rows_schedule import RowsC
 from kfgen.passes import inlined, program
 
 
 class ReduceC(RowsC):
     code, chosen_type = "kfi_reduce_{}", "kfi_walk"
+    walk = "cpu/reduce_walk.j2"
+    join = None  # what joins what the parts have found, where those are no numbers
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.dtype.acc.size})"
+        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.part_size})"
 
     @property
     def codes(self):
@@ -24,10 +26,15 @@ class ReduceC(RowsC):
 
     def plan(self, act):
         graph, roots = self.k.graph, self.k.roots
-        if self.k.bwd and not bwd_reads_x(act):
+        if act is not GIVEN and self.k.bwd and not bwd_reads_x(act):
             graph, roots = inlined(graph, roots, act)
         env = {s.name: f"{s.name}_j" for s in self.k.loads} | {s.name: f"{s.name}_i[j]" for s in self.k.values}
         return program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, self.target(act), env, each="{}_s[j]")
+
+    def calls(self, act):
+        """What the functions make of an activation that they are given."""
+        ops = {self.k.graph.nodes[i].op for i in self.k.graph.reachable(self.k.roots)}
+        return [c for c in ("act", "act_bwd") if c in ops] if act is GIVEN else []
 
     def value(self, s):
         """One of the values that a result of the forward, or its gradient, has."""

@@ -40,7 +40,7 @@ class ReduceCuda(RowsCuda):
     @property
     def workspace_bytes(self):
         again = str(self.again).lower()
-        return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {self.k.most}, {self.k.slots}, {self.k.dtype.acc.size})"
+        return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {self.k.most}, {self.k.slots}, {self.k.part_size})"
 
     @property
     def instances(self):

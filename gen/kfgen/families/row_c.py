@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from kfgen import limits
-from kfgen.activation import bwd_reads_x
+from kfgen.activation import CALLS, GIVEN, bwd_reads_x
 from kfgen.dtypes import DTYPE
 from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 from kfgen.families.over_rows_schedule import RowsC
@@ -28,22 +28,26 @@ class Sharing:
     kernel if the first activation has it, else of the first one that has."""
 
     def __init__(self, kernel, extends):
-        self.kernel, self.extends, self.seen, self.name, self.passes = kernel, extends, {}, None, []
+        self.kernel, self.extends, self.seen, self.name, self.passes, self.label = kernel, extends, {}, None, [], None
 
-    def tile(self, role, act, macro, *arguments):
+    def begin(self, text):
+        """The passes of a Text are to come."""
+        self.passes, self.label = [], text.name
+
+    def tile(self, role, macro, *arguments):
         """The text of a function that was not there yet, else "". `name` is then its name."""
         text = macro("@", *arguments)
         if (role, text) in self.seen:
             self.name = self.seen[role, text]
             return ""
         first = not self.extends and not any(known == role for known, _ in self.seen)
-        self.name = self.seen[role, text] = f"kfi_{role}_{self.kernel}" + ("" if first else f"_{act.name}")
+        self.name = self.seen[role, text] = f"kfi_{role}_{self.kernel}" + ("" if first else f"_{self.label}")
         return text.replace("@", self.name)
 
-    def row(self, *arguments):
-        """The same of an activation's next pass over a row."""
+    def row(self, calls, *arguments):
+        """The same of the next pass over a row. calls: of an activation that it is given."""
         text = self.tile(*arguments)
-        self.passes.append(self.name)
+        self.passes.append((self.name, calls))
         return text
 
 
@@ -55,10 +59,14 @@ class RowC(RowsC):
         self._plans = {}  # by activation
 
     def plan(self, act):
-        """The passes for one activation."""
+        """The passes for one activation, or for GIVEN."""
         if act.name not in self._plans:
             self._plans[act.name] = self._program(act)
         return self._plans[act.name]
+
+    def calls(self, body):
+        """What the text of a function makes of an activation that it is given."""
+        return [c for c in ("act", "act_bwd") if self.mentions(body, CALLS[c])]
 
     def _program(self, act):
         target = self.target(act)
@@ -66,7 +74,7 @@ class RowC(RowsC):
             word = self.k.dtype.word
             target = replace(target, stored=lambda x: f"kfi_cpu_load_{word}(kfi_cpu_cast_{self.k.dtype.compute}_{word}({x}))")
         graph, roots = self.k.graph, self.k.roots
-        if self.k.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
+        if act is not GIVEN and self.k.bwd and not bwd_reads_x(act):  # the argument is not computed then: what it is made of may be NULL
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
         T = self.k.compute
@@ -109,7 +117,7 @@ class RowC(RowsC):
     @property
     def _frame_plans(self):
         """Of all activations, whichever are selected: a user's activation has the frame that is installed."""
-        return [self.plan(a) for a in self.k.op.activations if a.builtin or not self.k.op.builtin]
+        return [self.plan(text.act) for text in self.texts([a for a in self.k.op.activations if a.builtin or not self.k.op.builtin])]
 
     @functools.cached_property
     def most_names(self):
@@ -158,6 +166,7 @@ class RowC(RowsC):
         values |= dict.fromkeys((*self.k.integers, "kfi_cols", "kfi_queries"), "kf_i64")
         values |= {"keep_from": "uint32_t", "keep_scale": T}
         found |= {n: f"const {kind} {n}" for n, kind in values.items()}
+        found |= self.given_on(("act", "act_bwd"))
         return {n: text for n, text in found.items() if self.mentions(body, n)}
 
     def held_ways(self, parameters):
@@ -193,7 +202,7 @@ class RowC(RowsC):
         found |= {f"{s.name}_g": f"kfi_gathered *{s.name}_g = &kfi_f->{s.name}_g;" for s in self.k.loads}
         found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {"words": "kfi_words *words = &kfi_f->words;"}
         found |= {n: f"const {kind} {n} = kfi_f->{n};" for n, kind in (self.frame_values | {"keep_scale": T}).items()}
-        found |= {"keep_from": "const uint32_t keep_from = kfi_f->keep_from;"}
+        found |= {"keep_from": "const uint32_t keep_from = kfi_f->keep_from;", "kfi_s": self.given_scalars("kfi_f->m->scalars")}
         found |= {s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];" for s, i in self.scalars(act, plan)}
         found |= {n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];" for i, n in enumerate(names_)}
         assert len(names_) <= self.most_names, f"{self.k.name}: {act.name} computes {len(names_)} values of a row, the others {self.most_names}"

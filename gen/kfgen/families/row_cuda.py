@@ -142,7 +142,7 @@ class RowCuda(RowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/row.cuh expects."""
+        """The kernels a launcher chooses from, in the order that core/row_host.cuh expects."""
         held = [vectors for vectors, *_ in self.held]
         found = [(v, 0) for v in held[:-1]] + ([] if self.k.gathers else [(held[-1], 1), (0, int(bool(self.k.sums)))])
         state = ("from_state",) if self.k.keeps else ()
@@ -161,7 +161,7 @@ class RowCuda(RowsCuda):
 
     @property
     def held_table(self):
-        """In a word each, as core/row.cuh has it: such a table is compiled for every launcher there is."""
+        """In a word each, as core/row_host.cuh has it: such a table is compiled for every launcher there is."""
         return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.held)
 
     @property

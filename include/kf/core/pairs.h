@@ -19,18 +19,18 @@ KFI_C_BEGIN
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
-    const char *element_codes; /* of each tensor: a as a table, n as the positions, e as rows x heads x dim */
+    const char *element_codes; /* of each tensor: a as a table, n as the positions, e as rows x heads x dim, m as another one of more heads */
     const void *numbers;
     int number_size, size, angle_size; /* bytes of a position, of an element, of a table's */
     int beside;                        /* whether the elements of a pair lie side by side */
     int outside;                       /* the bytes of what has no such position: NaN in every dtype, or 0 */
     int sources, tables;
-    const void *source[2], *angles[KFI_PAIR_TABLES]; /* of the first source what lies behind the pairs is copied */
-    void *to;
+    const void *source[2][2], *angles[KFI_PAIR_TABLES]; /* source: of both tensors; of the first one what lies behind the pairs is copied */
+    void *to[2]; /* NULL: not wanted */
     void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to,
                  int count); /* whole KFI_PIECEs */
     const void *scalars;
-    kf_i64 rows, heads, dim, pairs, positions, per_block;
+    kf_i64 rows, heads[2], dim, pairs, positions, per_block;
 } kfi_cpu_pairs;
 
 /* `count` elements of a pair's side 0 or 1, from pair i of a head on, to or from an array. */
@@ -46,7 +46,7 @@ KFI_INLINE void kfi_pair_move(void *to, int to_step, const void *from, int from_
         for (int j = 0; j < count; ++j) memcpy((char *)to + 8 * j * to_step, (const char *)from + 8 * j * from_step, 8);
 }
 
-KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, kf_i64 head, kf_i64 position)
+KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, int tensor, kf_i64 head, kf_i64 position)
 {
     const kf_i64 base = head * m->dim;
     const int step = m->beside ? 2 : 1, size = m->size;
@@ -58,7 +58,7 @@ KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, kf_i64 head, kf_i64 positio
         const void *from[4] = {sides[0], sides[1], sides[2], sides[3]}, *angles[KFI_PAIR_TABLES];
         void *const to[2] = {made[0], made[1]};
         for (int s = 0; s < 2 * m->sources; ++s) {
-            kfi_pair_move(sides[s], 1, (const char *)m->source[s / 2] + place[s % 2] * size, step, count, size);
+            kfi_pair_move(sides[s], 1, (const char *)m->source[tensor][s / 2] + place[s % 2] * size, step, count, size);
             memset((char *)sides[s] + count * size, 0, (size_t)((whole - count) * size));
         }
         for (int t = 0; t < m->tables; ++t) {
@@ -71,7 +71,23 @@ KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, kf_i64 head, kf_i64 positio
             }
         }
         m->part(m->scalars, from, angles, to, whole);
-        for (int s = 0; s < 2; ++s) kfi_pair_move((char *)m->to + place[s] * size, step, made[s], 1, count, size);
+        for (int s = 0; s < 2; ++s) kfi_pair_move((char *)m->to[tensor] + place[s] * size, step, made[s], 1, count, size);
+    }
+}
+
+/* A row's heads of one tensor. */
+KFI_HOST void kfi_pairs_row(const kfi_cpu_pairs *m, int tensor, kf_i64 row, kf_i64 position)
+{
+    const kf_i64 heads = m->heads[tensor], turned = 2 * m->pairs * m->size, rest = m->dim * m->size - turned;
+    if (!m->to[tensor]) return;
+    for (kf_i64 head = row * heads; head < (row + 1) * heads; ++head) {
+        char *to = (char *)m->to[tensor] + head * m->dim * m->size;
+        const char *from = (const char *)m->source[tensor][0] + head * m->dim * m->size;
+        if (position >= 0 && position < m->positions)
+            kfi_pairs_head(m, tensor, head, position);
+        else
+            memset(to, m->outside, (size_t)turned);
+        if (from != to && rest > 0) memcpy(to + turned, from + turned, (size_t)rest);
     }
 }
 
@@ -80,45 +96,32 @@ KFI_HOST void kfi_pairs_rows(void *context, kf_i64 block)
     const kfi_cpu_pairs *m = (const kfi_cpu_pairs *)context;
     const kf_i64 first = block * m->per_block, last = m->rows - first < m->per_block ? m->rows : first + m->per_block;
     for (kf_i64 row = first; row < last; ++row) {
-        const kf_i64 position = m->number_size == 8 ? ((const int64_t *)m->numbers)[row] : ((const int32_t *)m->numbers)[row];
-        for (kf_i64 head = row * m->heads; head < (row + 1) * m->heads; ++head) {
-            char *to = (char *)m->to + head * m->dim * m->size;
-            const kf_i64 turned = 2 * m->pairs * m->size, rest = m->dim * m->size - turned;
-            if (position >= 0 && position < m->positions)
-                kfi_pairs_head(m, head, position);
-            else
-                memset(to, m->outside, (size_t)turned);
-            const char *from = (const char *)m->source[0] + head * m->dim * m->size;
-            if (from != to && rest > 0) memcpy(to + turned, from + turned, (size_t)rest);
-        }
+        const kf_i64 position = !m->numbers ? row : m->number_size == 8 ? ((const int64_t *)m->numbers)[row] : ((const int32_t *)m->numbers)[row];
+        for (int tensor = 0; tensor < 2; ++tensor) kfi_pairs_row(m, tensor, row, position);
     }
 }
 
-KFI_HOST kf_result_t kfi_cpu_pairs_run(kfi_cpu_pairs *m, kf_i64 rows, kf_i64 heads, kf_i64 dim, kf_i64 pairs, kf_i64 positions)
+KFI_HOST kf_result_t kfi_cpu_pairs_run(kfi_cpu_pairs *m, kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs, kf_i64 positions)
 {
-    const kf_i64 of_result[] = {rows, heads, dim}, of_table[] = {positions, pairs}, chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
-    kf_result_t result = kfi_check_sizes(&m->name, "rows heads dim", of_result, 3);
-    if (result == KF_SUCCESS) result = kfi_check_sizes(&m->name, "positions pairs", of_table, 2);
-    if (result != KF_SUCCESS || rows == 0 || heads == 0 || dim == 0) return result;
-    result = kfi_check_pairs(&m->name, dim, pairs);
-    if (result != KF_SUCCESS) return result;
+    const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, all = heads + more;
     kf_i64 elements[KFI_MAX_TENSORS];
-    for (int i = 0; m->element_codes[i]; ++i)
-        elements[i] = m->element_codes[i] == 'a' ? positions * pairs : m->element_codes[i] == 'n' ? rows : rows * heads * dim;
+    kf_result_t result = kfi_check_pairs(&m->name, m->element_codes, rows, heads, more, dim, pairs, positions, elements);
+    if (result != KF_SUCCESS || rows == 0 || all == 0 || dim == 0) return result;
     kfi_shape shape = {0, 0, 0, 0, NULL};
     shape.rows = rows;
-    shape.cols = heads * dim;
+    shape.cols = (heads > 0 ? heads : more) * dim;
     shape.elements = elements;
     kfi_operands operands;
     result = kfi_check_operands(&m->name, &m->arguments, &shape, NULL, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     m->rows = rows;
-    m->heads = heads;
+    m->heads[0] = heads;
+    m->heads[1] = more;
     m->dim = dim;
     m->pairs = pairs;
     m->positions = positions;
-    m->per_block = heads * dim < chunk ? chunk / (heads * dim) : 1;
-    kfi_parallel((rows + m->per_block - 1) / m->per_block, kfi_pairs_rows, m, rows * heads * dim >= KF_OMP_MIN);
+    m->per_block = all * dim < chunk ? chunk / (all * dim) : 1;
+    kfi_parallel((rows + m->per_block - 1) / m->per_block, kfi_pairs_rows, m, rows * all * dim >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
 

@@ -30,6 +30,7 @@ typedef struct {
     const unsigned char *counts; /* reductions of each pass */
     int passes, most, all, acc_size, bwd;
     int refuses; /* an axis without elements */
+    void (*join)(void *); /* what joins what parts have found, where those are no numbers: of this walk */
     /* set by the walk */
     kfi_operands operands;
     kf_i64 outer, axis, inner, results, strips, length, parts, units, per_block, total;
@@ -209,7 +210,8 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     m->done = needed ? m->partial + (size_t)m->results * (size_t)m->most * (size_t)m->parts * (size_t)m->acc_size : NULL;
     for (int pass = 0; needed && pass < m->passes; ++pass) {
         kfi_reduce_walk(m, walk, pass);
-        for (int k = 0; k < m->counts[pass]; ++k) {
+        if (m->join) m->join(m);
+        for (int k = 0; !m->join && k < m->counts[pass]; ++k) {
             if (m->acc_size == 8) kfi_reduce_parts_f64(m, m->codes[first + k], k, first + k);
             else kfi_reduce_parts_f32(m, m->codes[first + k], k, first + k);
         }

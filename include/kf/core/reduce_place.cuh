@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/reduce_place.cuh: where an axis has its largest or least element: the first of equal ones, and NaN before all numbers, as in PyTorch.
+//
+// A thread compares what it has in the order of the axis, and remembers which of its vectors has the best; what threads and parts have found is
+// joined by value and place, so that the order in which that is done does not matter.
+#ifndef KF_CORE_REDUCE_PLACE_CUH
+#define KF_CORE_REDUCE_PLACE_CUH
+
+#include "kf/core/reduce.cuh"
+
+#ifdef KFI_DEVICE_PASS
+#define KFI_NOWHERE 0x7fffffffffffffffLL // the place of nothing: behind all others
+// The places of a thread's elements. Of no elements at all none.
+template <int vec> KFI_DEVICE void kfi_place_of(kf_i64 (&place)[vec], const int (&turn)[vec], const kfi_reduce &g, const kfi_reduce_at &at)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+        const bool there = g.flat ? at.counted > 0 || (at.loops > 0 && e < at.last) : at.loops > 0;
+        place[e] = !there ? KFI_NOWHERE : g.flat ? at.column + turn[e] * at.step + e : at.row + ((kf_i64)turn[e] << g.y);
+    }
+}
+#define KFI_PLACE_WORDS(type) \
+    /* Whether b, which is further along the axis, takes the place of a. */ \
+    KFI_DEVICE bool kfi_takes(int word, type a, type b) { return a == a && !(word == KFI_MAX ? b <= a : b >= a); } \
+    KFI_DEVICE void kfi_place_better(int word, type &a, kf_i64 &place, type b, kf_i64 other) \
+    { \
+        const bool same = a == b || (a != a && b != b); \
+        if (same ? other < place : kfi_takes(word, a, b)) a = b, place = other; \
+    } \
+    /* What the threads have that share a result: all of them get it. As kfi_reduce_join, but that a kernel calls it once. */ \
+    template <int vec> KFI_DEVICE void kfi_place_join(int word, type (&v)[vec], kf_i64 (&place)[vec], const kfi_reduce &g) \
+    { \
+        __shared__ type values[KFI_REDUCE_THREADS / 32][32][vec]; \
+        __shared__ kf_i64 places[KFI_REDUCE_THREADS / 32][32][vec]; \
+        const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
+        if (g.flat) \
+            _Pragma("unroll") for (int e = 1; e < vec; ++e) kfi_place_better(word, v[0], place[0], v[e], place[e]); \
+        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e == 0 || !g.flat) \
+                    kfi_place_better(word, v[e], place[e], __shfl_xor_sync(0xffffffffu, v[e], by), __shfl_xor_sync(0xffffffffu, place[e], by)); \
+        if (high > 5) { \
+            const int warps = 1 << (high - 5), first = warp & ~(warps - 1); \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e == 0 || !g.flat) values[warp][lane][e] = v[e], places[warp][lane][e] = place[e]; \
+            __syncthreads(); \
+            for (int w = 0; w < warps; ++w) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                    if (e == 0 || !g.flat) kfi_place_better(word, v[e], place[e], values[first + w][lane][e], places[first + w][lane][e]); \
+        } \
+    } \
+    /* Of the parts' results, the places of all ahead of the values of all, a row each. */ \
+    template <int vec> KFI_DEVICE void kfi_place_keep(const type (&v)[vec], const kf_i64 (&place)[vec], const kfi_reduce &g, const kfi_reduce_at &at) \
+    { \
+        kf_i64 *const places = (kf_i64 *)g.partial + at.part * g.results + at.result; \
+        type *const values = (type *)((kf_i64 *)g.partial + g.parts * g.results) + at.part * g.results + at.result; \
+        if (at.writes) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e < at.results) places[e] = place[e], values[e] = v[e]; \
+    } \
+    /* Joined by the threads of a launch for that, whose axis the parts are. */ \
+    template <int vec> KFI_DEVICE void kfi_place_parts(int word, type (&v)[vec], kf_i64 (&place)[vec], const kfi_reduce &g, const kfi_reduce_at &at) \
+    { \
+        const kf_i64 *const places = (const kf_i64 *)g.partial + at.start; \
+        const type *const values = (const type *)((const kf_i64 *)g.partial + g.axis * g.inner) + at.start; \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) place[e] = KFI_NOWHERE; \
+        for (kf_i64 i = 0; i < at.loops; ++i) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e < at.left) kfi_place_better(word, v[e], place[e], values[i * at.step + e], places[i * at.step + e]); \
+    }
+KFI_PLACE_WORDS(float)
+KFI_PLACE_WORDS(double)
+#endif
+
+#endif
