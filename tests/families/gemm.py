@@ -15,6 +15,7 @@ SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 3
 SHAPES += [[(1, 16, cols, 8), 0] for cols in (24, 64, 72, 136)] + [[(1, 9, 40, 7), 1], [(1, 9, 70, 7), 1], [(1, 72, 72, 8), 0],
                                                                    [(1, 67, 66, 5), 1], [(1, 3, 20, 520), 0]]
 MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
+LAUNCHES = 14  # at most: two strips with their totals, and a strip; a product that blocks share for the inputs, and for each of two weights
 LARGE = (2**20, 2**20, 1, 1)
 OVERFLOWS = [((2**30, 2**28, 3, 1), "cols"), ((3, 2**30, 1, 2**30), "depth"), ((1, 1, 2**30, 2**30), "depth"), ((1, 2**30, 2**30, 1), "cols"),
              ((2**59, 1, 1, 1), "batch")]  # the size that is too much

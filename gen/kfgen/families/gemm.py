@@ -57,11 +57,6 @@ class GemmKernel(Kernel):
     def c(self):
         return GemmC(self)
 
-    @property
-    def backends(self):
-        """CUDA has the forwards alone."""
-        return ("c",) if self.bwd else self.family.backends
-
     def _build(self):
         op, family = self.op, self.family
         graph, env, outs = family.graph(op)

@@ -4,22 +4,7 @@
 #ifndef KF_CORE_GEMM_OP_CUH
 #define KF_CORE_GEMM_OP_CUH
 
-#include "kf/core/gemm.cuh"
-
-// The tensors of a call, in the order of its arguments: elements from a line to the next, and from a matrix to the next.
-struct kfi_gemm_tensors {
-    void *p[KFI_MAX_TENSORS];
-    kf_i64 ld[KFI_MAX_TENSORS], matrix[KFI_MAX_TENSORS];
-};
-
-// A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
-#ifdef KF_EMULATE
-#define KFI_OLD_ADDRESS(...) nullptr
-#define KFI_OLD_STATE_ADDRESS(...) nullptr
-#else
-#define KFI_OLD_ADDRESS KFI_ADDRESS
-#define KFI_OLD_STATE_ADDRESS KFI_STATE_ADDRESS
-#endif
+#include "kf/core/gemm_back.cuh"
 
 #ifdef KFI_DEVICE_PASS
 // A factor of the product: of one tensor, or of two that are multiplied by the same.
@@ -37,9 +22,6 @@ KFI_DEVICE kf_i64 kfi_gemm_place(const kfi_gemm_tensors &t, int tensor, const kf
 #endif
 
 #ifdef KFI_HOST_PASS
-#include "kf/core/gemm_check.h"
-#include "kf/core/launch.cuh"
-
 // What the launchers of one op x dtype know. Tensors are numbers: places among its arguments.
 struct kfi_gemm_op {
     kfi_name name;
@@ -54,66 +36,12 @@ struct kfi_gemm_op {
     bool has_seam;
 };
 
-// Which of an op's kernels makes a choice's tile.
-KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
-{
-    const int first = bytes == 2 ? KFI_TILE_LARGE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
-    const int count = bytes == 2 ? 3 : bytes == 4 ? 2 : 1; // of tiles by copies of 16 bytes
-    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 5;
-    if (choice.how == KFI_WHOLE) return choice.tile - first;
-    return bytes == 2 ? 3 + choice.tile - KFI_TILE_MIDDLE : count + choice.tile - first; // of the largest tile there is none
-}
-
-// Whether the code that the device runs has mma.sync: code for what came before may have a warp's threads.
-KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
-{
-#ifdef KF_EMULATE
-    return kernel != nullptr;
-#else
-#ifdef KFI_ARCHITECTURES
-    const int list[] = {KFI_ARCHITECTURES};
-    bool all = true;
-    for (int arch : list) all = all && arch >= 800;
-    if (all) return true;
-#endif
-#ifdef KFI_DRIVER
-    (void)kernel;
-    return false; // kernels are compiled for the device
-#else
-    cudaFuncAttributes found;
-    return cudaFuncGetAttributes(&found, kernel) != cudaSuccess || found.maxThreadsPerBlock > 32; // without code the launch says so
-#endif
-#endif
-}
-
-KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int products, int bytes)
-{
-    const kfi_gemm_sizes s = {sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
-    return s;
-}
 KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products, int bytes)
 {
     const kf_i64 sizes[] = {batch, rows, cols, depth};
     if (!kfi_all_fit(sizes, 4) || batch == 0 || rows == 0 || cols == 0) return 0;
     const size_t parts = kfi_gemm_workspace(kfi_gemm_make_sizes(sizes, products, bytes));
     return kfi_workspace(parts > 0 ? parts : 1); // that a call has one does not depend on its sizes
-}
-
-// Whether lines and matrices of a tensor begin at multiples of 16 bytes.
-KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int size)
-{
-    return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 == 0;
-}
-// How many tensors there are.
-KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, const kfi_operands &operands, const kfi_gemm_lie *lie)
-{
-    int count = 0;
-    for (const char *word = shapes; *word; word += strcspn(word, " "), word += *word == ' ', ++count) {
-        t->p[count] = const_cast<void *>(operands.of[count].ptr);
-        t->ld[count] = lie[count].vector ? 0 : lie[count].step[kfi_gemm_axis(*word)];
-        t->matrix[count] = lie[count].step[KFI_AXIS_BATCH];
-    }
-    return count;
 }
 
 // The forward of an op. t, g, seams: kernel arguments to fill in; args: of the kernel, and of that which joins.
@@ -150,7 +78,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
                         stream, true, kfi_gemm_shared(choice.tile, op.size, op.layout));
     if (result != KF_SUCCESS || choice.splits < 2) return result;
     const dim3 joint = kfi_gemm_joint(g, s, 16 / op.size);
-    return kfi_launch(&op.name, op.kernels[op.size == 2 ? 6 : op.size == 4 ? 4 : 2], joint, KFI_JOIN_THREADS, args, stream);
+    return kfi_launch(&op.name, op.kernels[kfi_gemm_kernels(op.size) - 1], joint, KFI_JOIN_THREADS, args, stream);
 }
 #endif
 
