@@ -14,6 +14,10 @@ SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 3
 # One for each tile and way to load of CUDA's kernels, where a device has one SM; and for a depth that blocks share.
 SHAPES += [[(1, 16, cols, 8), 0] for cols in (24, 64, 72, 136)] + [[(1, 9, 40, 7), 1], [(1, 9, 70, 7), 1], [(1, 72, 72, 8), 0],
                                                                    [(1, 67, 66, 5), 1], [(1, 3, 20, 520), 0]]
+# The same for gradients of the left factor, and of weights.
+SHAPES += [[(1, 16, 16, depth), 0] for depth in (24, 64, 72, 136)] + [[(1, 8, 136, 16), 0], [(1, 136, 16, 8), 0], [(1, 9, 7, 40), 1], [(1, 9, 7, 70), 1],
+                                                                     [(1, 66, 5, 67), 1], [(1, 3, 67, 66), 1], [(1, 72, 8, 72), 0],
+                                                                     [(1, 8, 72, 72), 0], [(1, 520, 20, 3), 0], [(1, 3, 520, 20), 0]]
 MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
 LAUNCHES = 14  # at most: two strips with their totals, and a strip; a product that blocks share for the inputs, and for each of two weights
 LARGE = (2**20, 2**20, 1, 1)

@@ -147,7 +147,7 @@ def test_how_frameworks_use_it():
     permutable = {f["op"] for f in FUNCTIONS.values() if f["permutable"]}
     assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {"{act}_dropout", "bias_{act}", "softmax", "{act}_glu", "sum"}
     for f in FUNCTIONS.values():
-        assert f["backends"] == (["c"] if f["family"] == "gemm" else ["cuda", "c"]) and f["architecture"] == 75 and f["base"], f["name"]
+        assert f["backends"] == ["cuda", "c"] and f["architecture"] == 75 and f["base"], f["name"]
     assert FUNCTIONS["kf_bias_gelu_bwd_bf16"]["base"] == "bias_gelu"
 
 

@@ -5,7 +5,7 @@ they are, which ops share, and kernels that go over elements (core/gemm_back.cuh
 
 import functools
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kfgen.emit import emit
 from kfgen.expr import KEEP, KEEP_SCALE
@@ -38,6 +38,18 @@ class GemmCuda(Cuda):
         self.loaded = others
         if not kernel.bwd:
             kernel.limit("load", "tensors of the left factor beside the first", [s.name for s in others], LOADED)
+
+    def target(self, cheap):
+        """Of gradients, some of which are added up, and cancel, the activation is exact."""
+        k, found = self.k, super().target(cheap)
+        if not k.bwd:
+            return found
+
+        def argument(x):
+            return f"act < 0 ? {k.result}_f[e] : {x}" if k.by_result else x
+
+        return replace(found, act=lambda x: f"kfi_act_{k.flavour}(kfi_tag<act>(), {x}, scalars)",
+                       act_bwd=lambda x, dy: f"kfi_act_bwd_{k.flavour}(kfi_tag<act>(), {argument(x)}, {dy}, scalars)")
 
     @property
     def left(self):
@@ -143,7 +155,7 @@ class GemmCuda(Cuda):
         size = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
         return [*([i] for i in self.strip_instances if i != NONE), *(part for found in products for part in (found[:-1], found[-1:])),
-                self.sum_instances[-1:]]
+                *([i] for i in self.sum_instances[-1:] if i != NONE)]
 
     # ---- backward
 
@@ -170,7 +182,7 @@ class GemmCuda(Cuda):
             found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
             found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))] if size == 2 else []
             found.append(Instance("kfk_gemm_sum_joint", (own, of)))
-        return [*found, Instance("kfk_gemm_totals", (own, wide))]
+        return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
 
     @property
     def layouts(self):
@@ -197,7 +209,7 @@ class GemmCuda(Cuda):
     def strip_code(self, seam):
         """(lines, [(what is made, its text)])."""
         env = {s.name: f"{s.name}_f[e]" for s in self.strip_reads(seam)} | {DOT: "dot_f[e]", KEEP: "keep[e]", KEEP_SCALE: self.keep_scale}
-        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in seam.roots], self.target(CHEAP), env, fixed={})
+        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in seam.roots], self.target(frozenset()), env, fixed={})
         return lines, list(zip(seam.makes, texts))
 
     def strip_keeps(self, seam):
@@ -227,8 +239,10 @@ class GemmCuda(Cuda):
     @property
     def passes_on(self):
         """Whether the result's gradient is that of the one product: no slopes are made then."""
-        none = next((a for a in self.k.acts if a.name == "none"), None)
-        return "false" if not self.k.passed or (self.k.has_act and not none) else f"act == {none.id}" if self.k.has_act else "true"
+        k = self.k
+        calls = any(k.graph.nodes[i].op in ("act", "act_bwd") for i in k.graph.reachable([p.slope for p in k.products]))
+        none = next((a for a in k.acts if a.name == "none"), None)
+        return "false" if not k.passed or (calls and not none) else f"act == {none.id}" if calls else "true"
 
     def place(self, name):
         return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
