@@ -80,8 +80,10 @@ def share(f, found):
     return found[:first] + found[first + sum(map(ord, f["name"])) % 3::3]
 
 
-def numbers(lib, memory, f, whole=None):
-    for sizes, values, shift in share(f, cases.runs(f, lib.backend == "cuda", whole)):
+def numbers(lib, memory, f, whole=None, shared=False):
+    """shared: as one of the gate's, which have the shapes among them (share)."""
+    found = cases.runs(f, lib.backend == "cuda", whole)
+    for sizes, values, shift in share(f, found) if shared else found:
         for drop in of_results(f):
             checks.run(lib, memory, f, sizes, values, shift=shift, drop=drop)
     absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")
