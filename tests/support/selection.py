@@ -24,7 +24,7 @@ def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
     its schedule for the dtype of its elements; each mix of dtypes in its family's kernels of a layout; each activation inside of its family's
     kernels; whether its gradient reads the argument; the gradient by an activation's result. Of casts, which are one schedule, each conversion.
-    Each activation in each dtype is tests/cpu/test_activations.py's."""
+    Each activation in each dtype is tests/cpu/test_activations.py's in C; in CUDA level 2 has them all, and this level one dtype or more of each."""
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), f["dtypes"][0], f["name"] if f["op"] == "cast" else ""
