@@ -20,7 +20,7 @@ def memory():
 
 @numeric.each_on_cpu(numeric.GATE)
 def test_numbers(lib, memory, f):
-    numeric.numbers(lib, memory, f)
+    numeric.numbers(lib, memory, f, shared=True)
 
 
 @numeric.each_on_cpu(numeric.GATE_SKIPPED)

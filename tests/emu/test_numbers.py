@@ -38,9 +38,9 @@ def memory(emu):
 
 @numeric.each(numeric.ON_CUDA, "name")
 def test_numbers(lib, emu, memory, f):
-    whole = f["family"] != "row" or f["activation"] == "none" or cases.LEVEL > 1 and cases.whole_table(f)  # long rows take long here
+    whole = f["name"] in selection.on_all_shapes() and (f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f))  # long rows take long
     emu.forget()
-    numeric.numbers(lib, memory, f, whole=whole)
+    numeric.numbers(lib, memory, f, whole=whole, shared=True)
     if cases.LEVEL == 1 and whole and emu.missing():  # those of one vector a thread, which level 1's orders have of few shapes
         numeric.numbers(lib, emulator.Memory(emu, emulator.RUNS[:1]), f, whole=whole)
     assert not whole or emu.missing() == [], "kernels that no shape reaches"

@@ -20,7 +20,8 @@ def test_the_headers_have_the_same():
     core = kflib.ROOT / "include/kf/core"
     assert (defined(core / "map_tile.h")["KFI_GROUP"], defined(core / "row.h")["KFI_STRIP"]) == (map_c.GROUP, row_c.STRIP)
     assert NAMES and defined(HEADER) == NAMES
-    assert defined(kflib.ROOT / "tests/support/every_call.h") == {"KFT_TENSORS": limits.TENSORS}
+    assert defined(kflib.ROOT / "tests/support/every_call.h") == {"KFT_TENSORS": limits.TENSORS, "KFT_SIZES": 8}
+    assert max(len(f["sizes"]) for f in kflib.manifest()["functions"]) <= 8
 
 
 def entry(operands, expr, **more):

@@ -37,7 +37,7 @@ def table(name, functions):
     rows = []
     own = getattr(cases.own(functions[0]), "CALLS", None)  # of a family whose sizes are not any that come along: (small, large)
     for word, shapes in zip(("small", "large"), own or ()):
-        text.append(f"static const int64_t {word}[][5] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};")
+        text.append(f"static const int64_t {word}[][KFT_SIZES] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};")
     sets = f"{{small, large}}, {{{len(own[0])}, {len(own[1])}}}" if own else "{NULL, NULL}, {0, 0}"
     for i, f in enumerate(functions):
         tensors = [a for a in f["arguments"] if "kind" in a]

@@ -16,12 +16,13 @@
 #include <string.h>
 #include <unistd.h>
 
-static const int64_t small_1[][5] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][5] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
-                     small_3[][5] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
-                     small_4[][5] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][5] = {{50021}},
-                     large_2[][5] = {{2403, 61}, {61, 2311}}, large_3[][5] = {{67, 32, 66}, {2403, 61, 1}}, large_4[][5] = {{9, 89, 3, 61}},
-                     small_5[][5] = {{1, 1, 1, 1, 1}, {2, 3, 2, 4, 5}, {2, 1, 3, 15, 49}, {1, 9, 2, 20, 1}, {1, 2, 1, 2, 131}},
-                     large_5[][5] = {{9, 1, 8, 88, 61}, {3, 89, 8, 184, 1}};
+static const int64_t small_1[][KFT_SIZES] = {{1}, {7}, {255}, {257}, {1021}}, small_2[][KFT_SIZES] = {{1, 1}, {3, 5}, {5, 129}, {2, 2311}},
+                     small_3[][KFT_SIZES] = {{1, 1, 1}, {2, 3, 5}, {3, 33, 1}, {2, 5, 49}, {1, 3, 259}},
+                     small_4[][KFT_SIZES] = {{1, 1, 1, 1}, {2, 3, 2, 5}, {1, 2, 3, 129}, {2, 1, 1, 2311}}, large_1[][KFT_SIZES] = {{50021}},
+                     large_2[][KFT_SIZES] = {{2403, 61}, {61, 2311}}, large_3[][KFT_SIZES] = {{67, 32, 66}, {2403, 61, 1}},
+                     large_4[][KFT_SIZES] = {{9, 89, 3, 61}},
+                     small_5[][KFT_SIZES] = {{1, 1, 1, 1, 1}, {2, 3, 2, 4, 5}, {2, 1, 3, 15, 49}, {1, 9, 2, 20, 1}, {1, 2, 1, 2, 131}},
+                     large_5[][KFT_SIZES] = {{9, 1, 8, 88, 61}, {3, 89, 8, 184, 1}};
 static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
 static const unsigned char element[] = {4, 2, 2, 8, 4, 8, 1};
 
@@ -54,7 +55,7 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
 static int64_t elements(const kft_tensor *t, const int64_t *n)
 {
     int64_t count = t->times;
-    for (int i = 0; i < 5; ++i) count *= t->extents >> i & 1 ? n[i] : 1;
+    for (int i = 0; i < KFT_SIZES; ++i) count *= t->extents >> i & 1 ? n[i] : 1;
     return count;
 }
 
@@ -98,13 +99,13 @@ static int all(int large, uint64_t *sum)
             const kft_function *f = &kft_tables[t].functions[k];
 #define KFT_SET(s) (f->sizes == 1 ? s##_1 : f->sizes == 2 ? s##_2 : f->sizes == 3 ? s##_3 : f->sizes == 4 ? s##_4 : s##_5)
 #define KFT_COUNT(s) (int)(sizeof s / sizeof *s)
-#define KFT_LENGTH(s) \
-    (f->sizes == 1   ? KFT_COUNT(s##_1) \
-     : f->sizes == 2 ? KFT_COUNT(s##_2) \
-     : f->sizes == 3 ? KFT_COUNT(s##_3) \
-     : f->sizes == 4 ? KFT_COUNT(s##_4) \
+#define KFT_LENGTH(s)                                                                                                                      \
+    (f->sizes == 1   ? KFT_COUNT(s##_1)                                                                                                    \
+     : f->sizes == 2 ? KFT_COUNT(s##_2)                                                                                                    \
+     : f->sizes == 3 ? KFT_COUNT(s##_3)                                                                                                    \
+     : f->sizes == 4 ? KFT_COUNT(s##_4)                                                                                                    \
                      : KFT_COUNT(s##_5))
-            const int64_t(*set)[5] = f->shapes[large] ? f->shapes[large] : large ? KFT_SET(large) : KFT_SET(small);
+            const int64_t (*set)[KFT_SIZES] = f->shapes[large] ? f->shapes[large] : large ? KFT_SET(large) : KFT_SET(small);
             const int length = f->shapes[large] ? f->shape_counts[large] : large ? KFT_LENGTH(large) : KFT_LENGTH(small);
             for (int i = 0; i < length; ++i) {
                 uint64_t one;
@@ -143,7 +144,8 @@ static int on_a_small_stack(long bytes)
     const struct sigaction action = {.sa_handler = overflow, .sa_flags = SA_ONSTACK};
     sigaction(SIGSEGV, &action, NULL);
     const long least = sysconf(_SC_THREAD_STACK_MIN); /* it grows with the processor's registers: PTHREAD_STACK_MIN may not know */
-    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + (least > 16384 ? least : 16384)))) return 2;
+    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, (size_t)(bytes + (least > 16384 ? least : 16384))))
+        return 2;
     if (pthread_create(&thread, &attributes, small_caller, &sum) || pthread_join(thread, NULL)) return 2;
     return 0;
 }

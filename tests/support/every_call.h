@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define KFT_TENSORS 24 /* KFI_MAX_TENSORS: a test compares them */
+#define KFT_SIZES 8    /* more than any function has: a test compares them */
 
 enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
@@ -20,7 +21,7 @@ typedef struct {
     const kft_tensor *tensor;
     int (*call)(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes);
     size_t (*workspace)(const int64_t *n); /* NULL: none */
-    const int64_t (*shapes[2])[5];         /* small and large ones of its own family; NULL: those that all others have */
+    const int64_t (*shapes[2])[KFT_SIZES]; /* small and large ones of its own family; NULL: those that all others have */
     int shape_counts[2];
 } kft_function;
 typedef struct {

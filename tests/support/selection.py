@@ -22,14 +22,18 @@ def schedule(f):
 
 def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
-    its schedule for its dtypes; the gradient by an activation's result; the activation inside of its family's kernels of each layout and in
-    its dtype; whether its gradient reads the argument. Of casts, which are one schedule, each conversion."""
+    its schedule for the dtype of its elements; each mix of dtypes in its family's kernels of a layout; each activation inside of its family's
+    kernels; whether its gradient reads the argument; the gradient by an activation's result. Of casts, which are one schedule, each conversion.
+    In CUDA each activation in float32, in float64 and in one of the dtypes of 2 bytes, which are computed in float32; in C
+    tests/cpu/test_activations.py has each in each dtype."""
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
-    yield "schedule", schedule(f), *f["dtypes"], f["name"] if f["op"] == "cast" else ""
-    yield "kind", f["family"], f["layout"], f["bwd"], f["activation"]
-    yield "activation", f["activation"], f["dtypes"][0], f["bwd"]
+    yield "schedule", schedule(f), f["dtypes"][0], f["name"] if f["op"] == "cast" else ""
+    yield "dtypes", f["family"], f["layout"], f["bwd"], *f["dtypes"]
+    yield "activation", f["family"], f["bwd"], f["activation"]
     yield "argument", schedule(f), f["reads_x"], none
+    if "cuda" in f["backends"]:
+        yield "activation in CUDA", f["activation"], f["dtypes"][0].replace("bf16", "f16"), f["bwd"]
     if f["bwd"] and f["statements_by_result"]:
         yield "by result", f["activation"]
 
@@ -71,6 +75,15 @@ def gate():
         chosen = os.environ.get("KF_FAMILIES", "").split() or ledger.families()
         return [f for f in FUNCTIONS if f["family"] in chosen]
     return cover(lambda f: thin(f) if ledger.unchanged(f["family"]) else features(f), FUNCTIONS)
+
+
+@functools.cache
+def on_all_shapes():
+    """The names of those of the gate that are run on every shape: one of each schedule and the dtype of its elements, f16's being bf16's with
+    another conversion. What the others have of their own, an op's or an activation's words, is the same in all of a schedule's loops."""
+    if cases.LEVEL > 1:
+        return frozenset(f["name"] for f in gate())
+    return frozenset(f["name"] for f in cover(lambda f: [(schedule(f), f["dtypes"][0].replace("bf16", "f16"))], gate()))
 
 
 def of_schedules(dtypes=None):
