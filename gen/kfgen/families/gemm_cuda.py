@@ -154,8 +154,8 @@ class GemmCuda(Cuda):
             return [self.instances[:-1], self.instances[-1:]]
         size = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
-        return [*([i] for i in self.strip_instances if i != NONE), *(part for found in products for part in (found[:-1], found[-1:])),
-                *([i] for i in self.sum_instances[-1:] if i != NONE)]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
+        return [stage for stage in found if stage != [NONE]]
 
     # ---- backward
 
@@ -175,13 +175,14 @@ class GemmCuda(Cuda):
 
     @property
     def sum_instances(self):
-        """Of products for the inputs and for the weights, and of totals."""
+        """Of products for the inputs and for the weights, and of totals. Of a left factor that is made of tensors a strip joins what blocks left of
+        the product for the inputs."""
         size, own, wide = self.k.dtype.size, *(f"KFI_OF_{d.word.upper()}" for d in (self.k.dtype, self.k.second))
         found = []
-        for of, layout in zip((own, wide), self.layouts):
+        for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
             found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
             found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))] if size == 2 else []
-            found.append(Instance("kfk_gemm_sum_joint", (own, of)))
+            found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
 
     @property
