@@ -99,7 +99,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
         kfi_gemm_put<tile, size, layout>(sums, number);
 #pragma unroll 1
-        for (int turn = 0; turn < kfi_gemm_turns<tile, products, vec>(); ++turn) {
+        for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
             kfi_gemm_cell cell;
             if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) real acc[products][vec];

@@ -86,7 +86,7 @@ class GemmCuda(Cuda):
     @functools.cached_property
     def load_code(self):
         """(lines, the text of an element of the left factor)."""
-        env = {s.name: f"{s.name}_f" for s in self.loaded} | {self.left.name: "v[e]"}
+        env = {s.name: f"{s.name}_f" for s in self.loaded} | {self.left.name: "kfi_v[e]"}
         lines, texts = emit(self.k.graph, [self.k.roots[r] for r in self.loads.roots], self.target(CHEAP), env, fixed={})
         return lines, texts[0]
 
@@ -119,22 +119,22 @@ class GemmCuda(Cuda):
 
     @property
     def kernel_parameters(self):
-        found = ["kfi_gemm_tensors t", "kfi_gemm g", "kfi_gemm_seams seams", *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
+        found = ["kfi_gemm_tensors t", "kfi_gemm g", "kfi_gemm_seams kfi_seams", *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
         return ", ".join(found + ["kfi_rng rng"] * self.k.keeps + self.act_parameters)
 
     @property
     def finish_parameters(self):
-        found = ["const kfi_gemm_cell &cell", "kf_i64 matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
+        found = ["const kfi_gemm_cell &kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
                  *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
         return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.k.has_act)
 
     @property
     def finish_arguments(self):
-        return ", ".join(["cell", "matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+        return ", ".join(["kfi_cell", "kfi_matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "g", "seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+        return ", ".join(f"&{n}" for n in ["t", "g", "kfi_seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
 
     @property
     def instances(self):
@@ -279,5 +279,5 @@ class GemmCuda(Cuda):
             return found
         found = []
         if self.loads:
-            found = ["load:", *(f"    {line}" for line in self.load_code[0]), f"    v[e] = {self.load_code[1]};"]
+            found = ["load:", *(f"    {line}" for line in self.load_code[0]), f"    kfi_v[e] = {self.load_code[1]};"]
         return [*found, "store:", *(f"    {line}" for line in self.code[0]), *(f"    {s.name}_f[e] = {text};" for s, text in self.results)]

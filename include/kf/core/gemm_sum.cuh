@@ -156,6 +156,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
     typedef typename kfi_real<size>::type real;
     kfi_begin();
+    if (!kfi_gemm_runs<type, tile>()) return;
     const kfi_gemm_at at = kfi_gemm_locate<tile, 1>(g);
     const kfi_gemm_seams none = {};
     real sums[kfi_tile_sums(tile)];
@@ -178,7 +179,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
         kfi_gemm_put<tile, size, layout>(sums, number);
 #pragma unroll 1
-        for (int turn = 0; turn < kfi_gemm_turns<tile, 1, vec>(); ++turn) {
+        for (int turn = 0; turn < kfi_gemm_vectors<tile, 1, vec>(); ++turn) {
             kfi_gemm_cell cell;
             if (!kfi_gemm_find<tile, 1, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) real values[vec];
