@@ -8,7 +8,7 @@
 
 #ifdef KFI_DEVICE_PASS
 // A factor of the product: of one tensor, or of two that are multiplied by the same.
-template <int size> KFI_DEVICE kfi_gemm_side kfi_gemm_factor(const kfi_gemm_tensors &t, int first, int second, kf_i64 matrix)
+template <int size> KFI_DEVICE kfi_gemm_side kfi_gemm_side_of(const kfi_gemm_tensors &t, int first, int second, kf_i64 matrix)
 {
     const kfi_gemm_side side = {{(const char *)t.p[first] + matrix * t.matrix[first] * size, (const char *)t.p[second] + matrix * t.matrix[second] * size},
                                 {t.ld[first], t.ld[second]}};

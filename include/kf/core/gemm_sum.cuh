@@ -87,14 +87,14 @@ KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, 
 }
 
 // A thread's columns, and its rows of the block's part. left: columns; none of a thread that has nothing to do.
-struct kfi_strip_at {
+struct kfi_strip_part {
     kf_i64 matrix, row, end, col, left;
     unsigned part;
     bool whole;
 };
-template <int vec> KFI_DEVICE kfi_strip_at kfi_strip_find(const kfi_strip &s)
+template <int vec> KFI_DEVICE kfi_strip_part kfi_strip_find(const kfi_strip &s)
 {
-    kfi_strip_at at;
+    kfi_strip_part at;
     const unsigned strip = blockIdx.x % s.strips, turn = blockIdx.x / s.strips;
     at.part = turn % s.parts;
     at.matrix = turn / s.parts;
@@ -105,17 +105,17 @@ template <int vec> KFI_DEVICE kfi_strip_at kfi_strip_find(const kfi_strip &s)
     at.end = at.left <= 0 ? 0 : s.rows - at.part * s.per < s.per ? s.rows : (at.part + 1) * s.per;
     return at;
 }
-KFI_DEVICE kf_i64 kfi_strip_place(const kfi_gemm_tensors &t, int tensor, const kfi_strip_at &at, kf_i64 row)
+KFI_DEVICE kf_i64 kfi_strip_place(const kfi_gemm_tensors &t, int tensor, const kfi_strip_part &at, kf_i64 row)
 {
     return at.matrix * t.matrix[tensor] + row * t.ld[tensor] + at.col;
 }
-template <int size> KFI_DEVICE void *kfi_strip_made(const kfi_strip &s, const kfi_strip_at &at, int product, kf_i64 row)
+template <int size> KFI_DEVICE void *kfi_strip_made(const kfi_strip &s, const kfi_strip_part &at, int product, kf_i64 row)
 {
     return (char *)s.made[product] + ((at.matrix * s.rows + row) * s.pitch + at.col) * size;
 }
 // The product at a vector's place.
 template <int size, int vec>
-KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_strip &s, const kfi_strip_at &at, kf_i64 row)
+KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_strip &s, const kfi_strip_part &at, kf_i64 row)
 {
     const kfi_gemm_cell cell = {(int)row, (int)at.col, 0, false, 0};
     if (s.dot.parts) {
@@ -127,7 +127,7 @@ KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_s
 }
 // Adds a block's sums up, in the order of its warps. All threads come here.
 template <int size, int vec>
-KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const kfi_strip &s, const kfi_strip_at &at, int vector)
+KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const kfi_strip &s, const kfi_strip_part &at, int vector)
 {
     typedef typename kfi_real<size>::type real;
     __shared__ real buffer[KFI_STRIP_THREADS * vec];
