@@ -3,8 +3,8 @@
 //
 // slopes   a strip: the gradients of the products, to the workspace, and of what is read at a result's place;
 // factor   a strip: the left factor, to the workspace, where it is made of tensors;
-// inputs   the product of the slopes and the weights: the gradient of the left factor. Where that is made of tensors the product is left in the
-//          workspace, and a strip makes their gradients of it;
+// inputs   the product of the slopes and the weights: the gradient of the left factor. Where that is made of tensors the product is
+//          left in the workspace, and a strip makes their gradients of it;
 // weights  a product of the slopes and the left factor for each weight, whose depth, the rows, blocks share;
 // totals   sums over rows: their parts added up.
 //
@@ -26,19 +26,19 @@ struct kfi_gemm_back {
     const void *const *kernels; // strips; those of products for inputs and for weights, each as kfi_gemm_op has them; totals
     int size, second;           // bytes of an element, and of one of what is a weight's gradient
     int products, left, dleft, weights[2], dweights[2];
-    bool turned, across; // whether the left factor lies as [depth, rows], and weights as [depth, cols]
-    bool loads;          // whether the left factor is made of tensors
-    int layouts[2];      // of the products, for inputs and for weights
+    bool turned, across;             // whether the left factor lies as [depth, rows], and weights as [depth, cols]
+    bool loads;                      // whether the left factor is made of tensors
+    int layouts[2];                  // of the products, for inputs and for weights
     const char *touched[KFI_STRIPS]; // by a strip: what it reads, and writes element by element
-    const char *made[2]; // by the strips slopes and inputs
-    int dout;            // which is the one product's gradient, where the activation is none
-    bool passes_on;      // whether it is none
+    const char *made[2];             // by the strips slopes and inputs
+    int dout;                        // which is the one product's gradient, where the activation is none
+    bool passes_on;                  // whether it is none
 };
 
 // The workspace, in bytes: slopes, the left factor, partial sums of both strips, those of products.
 struct kfi_back_room {
     size_t slopes, factor, sums, all;
-    kf_i64 pitch[2]; // of a row of slopes, and of the left factor
+    kf_i64 pitch[2];     // of a row of slopes, and of the left factor
     kf_i64 outer, inner; // the left factor's
 };
 
@@ -68,7 +68,8 @@ KF_FN KFI_SMALL size_t kfi_back_product_bytes(const kfi_gemm_sizes &s, bool left
     return parts > 0 || !left ? parts : (size_t)(s.matrices * s.rows * (kfi_ceil(s.cols, 8) * 8)) * (s.bytes == 8 ? 8 : 4);
 }
 // vectors: sums of columns, and of depths.
-KF_FN KFI_SMALL kfi_back_room kfi_back_rooms(const kf_i64 *sizes, int size, int products, bool turned, bool across, bool loads, const int *vectors)
+KF_FN KFI_SMALL kfi_back_room kfi_back_rooms(const kf_i64 *sizes, int size, int products, bool turned, bool across, bool loads,
+                                             const int *vectors)
 {
     const kf_i64 batch = sizes[KFI_AXIS_BATCH], rows = sizes[KFI_AXIS_ROWS], cols = sizes[KFI_AXIS_COLS], depth = sizes[KFI_AXIS_DEPTH];
     const int vec = 16 / size, acc = size == 8 ? 8 : 4;
@@ -90,8 +91,8 @@ KF_FN KFI_SMALL kfi_back_room kfi_back_rooms(const kf_i64 *sizes, int size, int 
     room.all = room.slopes + room.factor + room.sums + kfi_workspace(inner);
     return room;
 }
-KF_FN KFI_SMALL size_t kfi_gemm_backward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, int products, bool turned,
-                                                   bool across, bool loads, int rowed, int deep)
+KF_FN KFI_SMALL size_t kfi_gemm_backward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, int products,
+                                                   bool turned, bool across, bool loads, int rowed, int deep)
 {
     const kf_i64 sizes[] = {batch, rows, cols, depth};
     const int vectors[] = {rowed, deep};
@@ -126,8 +127,9 @@ KF_FN KFI_SMALL int kfi_back_vectors(const kfi_gemm_lie *lie, const char *letter
 }
 KF_FN KFI_SMALL kf_result_t kfi_back_too_large(const kfi_back_call &c)
 {
-    return kfi_fail(KF_ERROR_UNSUPPORTED, &c.op->name, "launch", "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes",
-                    (long long)c.sizes[0], (long long)c.sizes[1], (long long)c.sizes[2], (long long)c.sizes[3]);
+    return kfi_fail(KF_ERROR_UNSUPPORTED, &c.op->name, "launch",
+                    "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes", (long long)c.sizes[0],
+                    (long long)c.sizes[1], (long long)c.sizes[2], (long long)c.sizes[3]);
 }
 
 // A strip over the result, or over the left factor.
@@ -173,8 +175,14 @@ KF_FN KFI_SMALL kf_result_t kfi_back_strip(const kfi_back_call &c, int which)
         if (!c.lie[tensor].vector) continue;
         const kf_i64 mine = vector++;
         if (!c.t->p[tensor] || c.s->cols == 0) continue;
-        kfi_totals totals = {(const char *)c.sums + mine * c.s->cols * acc, c.s->vectors * c.s->cols, c.s->parts, c.sizes[KFI_AXIS_BATCH], c.s->cols,
-                             c.t->p[tensor], c.t->matrix[tensor], c.beta};
+        kfi_totals totals = {(const char *)c.sums + mine * c.s->cols * acc,
+                             c.s->vectors * c.s->cols,
+                             c.s->parts,
+                             c.sizes[KFI_AXIS_BATCH],
+                             c.s->cols,
+                             c.t->p[tensor],
+                             c.t->matrix[tensor],
+                             c.beta};
         void *args[] = {&totals};
         const kf_i64 threads = totals.matrices * totals.cols;
         const kf_result_t result = kfi_launch(&op.name, op.kernels[KFI_STRIPS + 2 * kfi_gemm_kernels(op.size)],
@@ -271,9 +279,9 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * count;
     void *args[] = {&p->t, &p->g};
     const kf_i64 blocks = (kf_i64)p->g.tiles.d * p->sizes.matrices * p->choice.splits;
-    const kf_result_t result =
-        kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks), (unsigned)kfi_tile_threads(p->choice.tile), args,
-                   c.stream, true, kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
+    const kf_result_t result = kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
+                                          (unsigned)kfi_tile_threads(p->choice.tile), args, c.stream, true,
+                                          kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
     if (result != KF_SUCCESS || p->choice.splits < 2 || !p->t.out) return result;
     const dim3 joint = kfi_gemm_joint(&p->g, p->sizes, 16 / size);
     return kfi_launch(&c.op->name, kernels[count - 1], joint, KFI_JOIN_THREADS, args, c.stream);
@@ -303,8 +311,8 @@ KF_FN KFI_SMALL kf_result_t kfi_back_products(const kfi_back_call &c, kfi_back_p
     return result;
 }
 // t, s: arguments of strips to fill in, with which args begin.
-KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *sizes, double beta, kfi_gemm_tensors *t, kfi_strip *s, void **args,
-                                        void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *sizes, double beta, kfi_gemm_tensors *t, kfi_strip *s,
+                                        void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_operands operands;
     kfi_back_call c = {};

@@ -54,7 +54,8 @@ KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
 
 KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int products, int bytes)
 {
-    const kfi_gemm_sizes s = {sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
+    const kfi_gemm_sizes s = {
+        sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
     return s;
 }
 

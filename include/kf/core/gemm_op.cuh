@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_op.cuh: ops that are products of matrices, in CUDA: what their kernels have in common, and their launchers. gemm.cuh makes the
-// sums; an op's kernel reads what else it needs at a result's place, and stores.
+// kf/core/gemm_op.cuh: ops that are products of matrices, in CUDA: what their kernels have in common, and their launchers. gemm.cuh makes
+// the sums; an op's kernel reads what else it needs at a result's place, and stores.
 #ifndef KF_CORE_GEMM_OP_CUH
 #define KF_CORE_GEMM_OP_CUH
 
@@ -10,8 +10,9 @@
 // A factor of the product: of one tensor, or of two that are multiplied by the same.
 template <int size> KFI_DEVICE kfi_gemm_side kfi_gemm_side_of(const kfi_gemm_tensors &t, int first, int second, kf_i64 matrix)
 {
-    const kfi_gemm_side side = {{(const char *)t.p[first] + matrix * t.matrix[first] * size, (const char *)t.p[second] + matrix * t.matrix[second] * size},
-                                {t.ld[first], t.ld[second]}};
+    const kfi_gemm_side side = {
+        {(const char *)t.p[first] + matrix * t.matrix[first] * size, (const char *)t.p[second] + matrix * t.matrix[second] * size},
+        {t.ld[first], t.ld[second]}};
     return side;
 }
 // Where a row's elements begin, of a matrix of results; and of a vector of each.
@@ -45,8 +46,8 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
 }
 
 // The forward of an op. t, g, seams: kernel arguments to fill in; args: of the kernel, and of that which joins.
-KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *sizes, kfi_gemm_tensors *t, kfi_gemm *g, kfi_gemm_seams *seams, void **args,
-                                       void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *sizes, kfi_gemm_tensors *t, kfi_gemm *g, kfi_gemm_seams *seams,
+                                       void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_operands operands;
     kfi_gemm_lie lie[KFI_MAX_TENSORS];
@@ -67,15 +68,17 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
     bool wide = true;
     for (int p = 0; p < op.products; ++p) s.whole = s.whole && kfi_gemm_whole(*t, op.weights[p], op.size);
     for (int i = 0; i < count; ++i)
-        if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i]) wide = wide && kfi_gemm_whole(*t, i, op.size);
+        if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i])
+            wide = wide && kfi_gemm_whole(*t, i, op.size);
     s.mma = op.size != 2 || kfi_gemm_has_mma(op.kernels[1]);
     const kfi_gemm_choice choice = kfi_gemm_pick(s);
     if (!kfi_gemm_fill(g, s, choice, wide, workspace))
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch", "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes",
-                        (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)sizes[3]);
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
+                        "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes", (long long)sizes[0],
+                        (long long)sizes[1], (long long)sizes[2], (long long)sizes[3]);
     const kf_i64 blocks = (kf_i64)g->tiles.d * s.matrices * choice.splits;
-    result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernel_of(choice, op.size)], dim3((unsigned)blocks), (unsigned)kfi_tile_threads(choice.tile), args,
-                        stream, true, kfi_gemm_shared(choice.tile, op.size, op.layout));
+    result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernel_of(choice, op.size)], dim3((unsigned)blocks),
+                        (unsigned)kfi_tile_threads(choice.tile), args, stream, true, kfi_gemm_shared(choice.tile, op.size, op.layout));
     if (result != KF_SUCCESS || choice.splits < 2) return result;
     const dim3 joint = kfi_gemm_joint(g, s, 16 / op.size);
     return kfi_launch(&op.name, op.kernels[kfi_gemm_kernels(op.size) - 1], joint, KFI_JOIN_THREADS, args, stream);

@@ -122,7 +122,8 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums, 
     constexpr int chunks_a = (transposed_a ? rows : 16) / per_a, chunks_b = (transposed_b ? cols / products : 16) / per_b;
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + 15) / 16;
-    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
+    kfi_gemm_cursor cursor_a =
+                        kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
                     cursor_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p)

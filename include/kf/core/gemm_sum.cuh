@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_sum.cuh: what gradients of products are made by, in CUDA. Products of tensors as they are, which all ops of a dtype share: no
-// activation is in them. And strips: what a kernel of an op's own does element by element, and adds up over rows.
+// kf/core/gemm_sum.cuh: what gradients of products are made by, in CUDA. Products of tensors as they are, which all ops of a dtype share:
+// no activation is in them. And strips: what a kernel of an op's own does element by element, and adds up over rows.
 #ifndef KF_CORE_GEMM_SUM_CUH
 #define KF_CORE_GEMM_SUM_CUH
 
@@ -26,15 +26,15 @@ struct kfi_gemm_terms {
 #define KFI_STRIP_THREADS 256
 #define KFI_STRIP_LINES 8
 struct kfi_strip {
-    kf_i64 rows, cols;    // of a matrix
+    kf_i64 rows, cols; // of a matrix
     unsigned strips, parts;
-    kf_i64 per;           // rows of a part
-    int wide;             // as kfi_gemm::wide
-    void *made[2];        // [matrix][row][pitch]: gradients of products, or the left factor; NULL: nobody wants them
+    kf_i64 per;    // rows of a part
+    int wide;      // as kfi_gemm::wide
+    void *made[2]; // [matrix][row][pitch]: gradients of products, or the left factor; NULL: nobody wants them
     kf_i64 pitch;
-    void *sums;           // partial ones: [matrix][part][vector][cols]
+    void *sums; // partial ones: [matrix][part][vector][cols]
     int vectors;
-    kfi_gemm dot;         // partial sums of a product, as gemm_tile.cuh leaves them
+    kfi_gemm dot; // partial sums of a product, as gemm_tile.cuh leaves them
 };
 
 // A vector of sums over rows, whose parts are added up in their order.
@@ -69,7 +69,8 @@ template <int of, int vec> KFI_DEVICE void kfi_gemm_pack(void *to, const typenam
 }
 // Where sums go, of a row: to = beta * to + values.
 template <int of, int vec>
-KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, const kfi_gemm_cell &cell, kf_i64 matrix, const kfi_gemm_terms &t)
+KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, const kfi_gemm_cell &cell, kf_i64 matrix,
+                              const kfi_gemm_terms &t)
 {
     typedef typename kfi_real<kfi_of_real(of)>::type real;
     constexpr int size = kfi_of_bytes(of);
@@ -148,9 +149,7 @@ KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const
 
 #ifndef KFI_DRIVER
 // of: what out is made of.
-template <int type, int of, int tile, int how, int layout>
-KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
-    kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
+template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
