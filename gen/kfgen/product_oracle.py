@@ -30,6 +30,7 @@ class Rounding:
     tiny: float
     largest: float
     store: object = None  # of what is stored in between: values -> (how far each may be moved, the largest)
+    factor: object = None  # the same of a left factor that is made of tensors, where a backend rounds it
 
 
 EXACT = Rounding(0.0, 0.0, np.inf)
@@ -91,6 +92,7 @@ class Product:
                 env[s.name] = env[s.name][:, None, :]
         with np.errstate(all="ignore"):
             [factor] = self.factor.numbers(env, (batch, rows, depth), rounding, {})
+            factor = factor if k.plain else self._stored(factor, rounding.factor)
             found = self._backward(env, sizes, rounding, factor) if k.bwd else self._forward(env, sizes, rounding, factor)
             for s in k.outputs:
                 found[s.name] = self._as_it_lies(s, found[s.name])
@@ -114,7 +116,8 @@ class Product:
 
     def _backward(self, env, sizes, rounding, factor):
         k, (batch, rows, cols, depth) = self.k, sizes
-        slopes = [self._stored(n, rounding) for n in self._of(self.slopes, env, {}, (batch, rows, cols), rounding)]
+        slopes = self._of(self.slopes, env, {}, (batch, rows, cols), rounding)
+        slopes = slopes if self.passes_on else [self._stored(n, rounding.store) for n in slopes]
         found = dict(zip((k.outputs[i].name for i in self.elem), self._of(self.results, env, {}, (batch, rows, cols), rounding)))
         dots = [self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding) for n, p in zip(slopes, k.products)]
         dot = dots[0] if len(dots) == 1 else Number(*(a + b for a, b in zip(*((d.value, d.error + rounding.eps * np.abs(np.nan_to_num(d.value)),
@@ -158,11 +161,12 @@ class Product:
         error = n.error.sum(1) + rounding.eps * (4 + np.sqrt(count)) * size + rounding.tiny * count
         return Number(n.value.sum(1), error, (size > rounding.largest) | n.beyond.any(1))
 
-    def _stored(self, n, rounding):
-        """A slope, which is rounded to the tensors' dtype."""
-        if self.passes_on or not rounding.store:
+    @staticmethod
+    def _stored(n, store):
+        """A slope, or a left factor that is made of tensors: rounded to the tensors' dtype."""
+        if not store:
             return n
-        moved, largest = rounding.store(n.value)
+        moved, largest = store(n.value)
         return Number(n.value, n.error + moved, n.beyond | (np.abs(np.nan_to_num(n.value, posinf=0.0, neginf=0.0)) + n.error + moved > largest))
 
 

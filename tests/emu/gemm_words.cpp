@@ -51,8 +51,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
     matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
     matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
-    c.skip = b.skip; // one leading dimension
-    c.ld = b.ld, c.apart = b.apart, c.data = b.data;
+    if (c.apart != b.apart) c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
     for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
     matrix<stored> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
     for (stored &v : out.data) v = stored(77.0f);
@@ -78,7 +77,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     std::vector<double> parts((size_t)(p.matrices * choice.splits * products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
     kfi_gemm g;
     if (!kfi_gemm_fill(&g, sizes, choice, p.whole, parts.data())) return false;
-    kfi_gemm_side of_a = {{a.at(), nullptr}, a.ld}, of_b = {{b.at(), c.at()}, b.ld};
+    kfi_gemm_side of_a = {{a.at(), nullptr}, {a.ld, 0}}, of_b = {{b.at(), c.at()}, {b.ld, c.ld}};
     kf_i64 a_matrix = a.apart, b_matrix = b.apart;
     ending e = {p.bias ? bias.at() : nullptr,
                 p.residual && products == 1 ? residual.at() : nullptr,

@@ -40,8 +40,9 @@ def passes(include, work, variant="plain"):
     """Whether the program, compiled with these headers, finds everything right."""
     program = work / variant
     folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-    subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(emulator.HERE / "gemm_words.cpp"),
-                    str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
+    flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", *(f"-I{d}" for d in folders)
+    sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
+    subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
     options = "exitcode=66:detect_leaks=0"
     environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0", "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
     fixed = emulator.fixed_addresses() if variant == "tsan" else []

@@ -146,6 +146,22 @@ SEEDED = {
         "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
     "the first head of the other tensor in this one's place": (
         "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
+    "a product's gradient added to all that is there": (
+        "kf/core/gemm_sum.cuh", r"values\[e\] \+= \(real\)t\.beta \* old", "values[e] += old", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"), ()),
+    "the second product with the first one's weights": (
+        "kf/core/gemm_sum.cuh", r"second \? t\.b\[1\]", "second ? t.b[0]", ("kf_linear_mul_bwd_f32", "kf_linear_mul_bwd_f16"), ()),
+    "a warp's rows left out of a bias' gradient": (
+        "kf/core/gemm_sum.cuh", r"line < KFI_STRIP_LINES; \+\+line", "line < KFI_STRIP_LINES - 1; ++line", ("kf_linear_bwd_f32",), ()),
+    "the last part left out of a bias' gradient": (
+        "kf/core/gemm_sum.cuh", r"part < t\.count;", "part + 1 < t.count;", ("kf_linear_bwd_f32", "kf_linear_bwd_f64"), ()),
+    "the first matrix' slopes in all of them": (
+        "kf/core/gemm_sum.cuh", r"\(at\.matrix \* s\.rows \+ row\)", "(row)", ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"), ()),
+    "the first matrix' mask in all of them": (
+        "kf/ops/linear_act_dropout.device.cuh", r"\(kfi_matrix \* g\.rows \+ kfi_cell\.row\)", "(kfi_cell.row)", ("kf_linear_dropout_f32",), ()),
+    "a factor's value of another element of the depth": (
+        "kf/ops/act_linear.device.cuh", r"\+ kfi_along", "+ (kfi_along ^ 1)", ("kf_relu_linear_f32", "kf_relu_linear_bf16"), ()),
+    "a weight's gradient over the rows of one block": (
+        "kf/core/gemm_back.cuh", r"p->choice\.splits < 2 \|\| !p->t\.out", "true", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"), ()),
 }
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
@@ -153,12 +169,17 @@ SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32"
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
 REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", "argmax") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
-SITES = [(path, i) for path in [*sorted(CORE.glob("map*.cuh")), *sorted(CORE.glob("row*.cuh")), *sorted(CORE.glob("reduce*.cuh"))]
+# Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
+PRODUCTS = [f for f in samples.MANIFEST if f["op"] == "linear_{act}_mul" and f["bwd"] and f["activation"] == "none"
+            and f["dtypes"] in (["f32"], ["f64"])]
+SITES = [(path, i) for path in [*(p for word in ("map", "row", "reduce") for p in sorted(CORE.glob(f"{word}*.cuh"))), CORE / "gemm_sum.cuh"]
          for i in range(path.read_text().count(BARRIER))]
 
 
 def users(path):
     """Functions that come by the barriers of a file."""
+    if path.name == "gemm_sum.cuh":
+        return PRODUCTS
     if path.name.startswith("reduce"):
         return [f for f in REDUCED if (f["op"] == "argmax") == (path.name == "reduce_place.cuh")]
     return [f for f in SUMS if (f["family"] == "row") == path.name.startswith("row")]
@@ -222,8 +243,8 @@ def test_the_original_is_green(include, tmp_path):
     """The machinery above does not turn red by itself. At level 1 one function of each schedule, in the order by which nearly all faults
     are noticed first: in the others test_numbers.py has run these schedules as they are."""
     names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
-    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED]
-    assert len(SITES) >= 10 and len(SUMS) >= 6 and len(REDUCED) >= 6
+    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS]
+    assert len(SITES) >= 10 and len(SUMS) >= 6 and len(REDUCED) >= 6 and len(PRODUCTS) == 2
     if cases.LEVEL == 1:
         assert caught(include, tmp_path, selection.cover(lambda f: [selection.schedule(f)], functions), (), ("forward",)) == set()
     else:

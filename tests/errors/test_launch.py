@@ -28,17 +28,21 @@ def lib(cuda):
     return cuda
 
 
+SHARED = {"row": 48 << 10, "gemm": 99 << 10}  # what each device has
+
+
 def test_the_callers_stream(cuda, functions):
     for f in functions:
         call = Call(cuda, f)
         before = cuda.seen.count
         assert cuda.call(f, call.values, STREAM) == 0
         seen = cuda.seen
-        assert 1 + f["scratch"] <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f["name"]
+        least = 1 + (f["scratch"] and f["family"] != "gemm")  # a depth that is not shared out needs one
+        assert least <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f["name"]
         threads = seen.block[0] * seen.block[1] * seen.block[2]
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
         assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
-        assert 0 <= seen.shared_bytes <= (48 << 10 if f["family"] == "row" else 0), f["name"]
+        assert 0 <= seen.shared_bytes <= SHARED.get(f["family"], 0), f["name"]
 
 
 ROWS = [f for f in FUNCTIONS if f["family"] == "row" and f["activation"] == "none"]  # whose activation says nothing about a launch

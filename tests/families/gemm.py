@@ -11,7 +11,13 @@ from kfgen.expr import KEEP, KEEP_SCALE
 # Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
 SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0],
           [(2, 0, 5, 4), 0], [(2, 4, 0, 3), 0], [(1, 4, 5, 0), 0], [(1, 70, 20, 140), 0], [(2, 11, 1, 1), 1]]
+# What else it takes to reach each of CUDA's kernels, of forwards and gradients, where a device has one SM: tiles by copies of 16 bytes and from any
+# address, depths that blocks share.
+SHAPES += [[(1, 16, 24, 8), 0], [(1, 72, 72, 8), 0], [(1, 67, 66, 5), 1], [(1, 3, 20, 520), 0], [(1, 16, 16, 136), 0], [(1, 8, 136, 16), 0],
+           [(1, 66, 5, 67), 1], [(1, 3, 67, 66), 1], [(1, 8, 72, 72), 0], [(1, 520, 20, 3), 0], [(1, 3, 520, 20), 0],
+           [(1, 16, 64, 8), 0], [(1, 136, 16, 8), 0]]  # of two products; of a left factor that is turned
 MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
+LAUNCHES = 14  # at most: two strips with their totals, and a strip; a product that blocks share for the inputs, and for each of two weights
 LARGE = (2**20, 2**20, 1, 1)
 OVERFLOWS = [((2**30, 2**28, 3, 1), "cols"), ((3, 2**30, 1, 2**30), "depth"), ((1, 1, 2**30, 2**30), "depth"), ((1, 2**30, 2**30, 1), "cols"),
              ((2**59, 1, 1, 1), "batch")]  # the size that is too much
@@ -80,7 +86,8 @@ def check(call, got, weights=None):
     compute = "f64" if dtype == "f64" else "f32"
     by = call.kernel.by(call.act) and call.kernel.result not in call.drop
     store = None if dtype == compute else functools.partial(moved, dtype)
-    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store)
+    factor = store if call.backend != "cpu" else None  # tensor cores multiply elements of 2 bytes
+    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor)
     product = _product(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], call.files, by)
     found = product.run(environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0))
     with np.errstate(all="ignore"):

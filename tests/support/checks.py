@@ -156,7 +156,7 @@ class Layout:
     """
 
     def __init__(self, lib, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
-        self.f, self.sizes, self.drop, self.p, self.files = f, tuple(map(int, sizes)), drop, p, files
+        self.f, self.sizes, self.drop, self.p, self.files, self.backend = f, tuple(map(int, sizes)), drop, p, files, lib.backend
         self.kernel = kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"], files)
         self.act = spec(files).activations[f["activation"]]
         self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"

@@ -23,6 +23,7 @@ struct kft_launches {
 
 extern "C" {
 __attribute__((weak)) kft_launches kft_seen;
+__attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
 __attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
     const int room = KFT_ARCHITECTURE / 100 == 12 ? 99 << 10 : 227 << 10;

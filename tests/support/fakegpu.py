@@ -118,6 +118,8 @@ class FakeGpu:
 class FakeLib:
     """A library of C functions that are called as launchers are. fault: the promise that is broken."""
 
+    backend = "cpu"
+
     def __init__(self, lib, gpu, fault=None):
         self.lib, self.gpu, self.fault, self.dll, self.calls = lib, gpu, fault, lib.dll, 0
         counts = ctypes.c_longlong * len(counting.CALLS)

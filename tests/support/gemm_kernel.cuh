@@ -31,7 +31,8 @@ struct ending {
 };
 
 #ifdef KFI_DEVICE_PASS
-template <int act, int vec, int transposed, class real> KFI_DEVICE void half_and_shift(real *v, const kfi_gemm_seams &s, int depth, int left)
+template <int act, int vec, int transposed, class real>
+KFI_DEVICE void half_and_shift(real *v, const kfi_gemm_seams &s, int depth, int left)
 {
     for (int e = 0; e < vec; ++e)
         v[e] = e < left ? v[e] * (real)0.5 + ((const real *)s.p[0])[transposed ? depth : depth + e] : kfi_not_a_number(real()); // nobody's
@@ -46,11 +47,13 @@ KFI_DEVICE void kfi_gemm_seam(kfi_tag<1>, double *v, const kfi_gemm_seams &s, kf
 {
     half_and_shift<act, vec, transposed>(v, s, depth, left);
 }
-template <int act, int vec, int transposed> KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, float *v, const kfi_gemm_seams &, kf_i64, int, int, int)
+template <int act, int vec, int transposed>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, float *v, const kfi_gemm_seams &, kf_i64, int, int, int)
 {
     for (int e = 0; e < vec; ++e) v[e] *= 2;
 }
-template <int act, int vec, int transposed> KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, double *v, const kfi_gemm_seams &, kf_i64, int, int, int)
+template <int act, int vec, int transposed>
+KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, double *v, const kfi_gemm_seams &, kf_i64, int, int, int)
 {
     for (int e = 0; e < vec; ++e) v[e] *= 2;
 }
@@ -99,7 +102,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
         kfi_gemm_put<tile, size, layout>(sums, number);
 #pragma unroll 1
-        for (int turn = 0; turn < kfi_gemm_turns<tile, products, vec>(); ++turn) {
+        for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
             kfi_gemm_cell cell;
             if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) real acc[products][vec];

@@ -130,6 +130,7 @@ __attribute__((weak)) cudaError_t cudaGetDeviceCount(int *count) { return *count
 __attribute__((weak)) cudaError_t cudaGetDevice(int *) { return cudaErrorUnknown; } /* of one device nobody asks more */
 __attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *) { return cudaErrorUnknown; }
+__attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
 __attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute what, int value)
 {
     kft_log.raised = (unsigned)value;

@@ -11,6 +11,7 @@ from kfgen.derive import activated, in_order
 from kfgen.expr import KEEP, ExprError, Graph, gradient, parse, substitute
 from kfgen.families.family import Family, wrong
 from kfgen.families.gemm_c import GemmC
+from kfgen.families.gemm_cuda import GemmCuda
 from kfgen.families.gemm_text import formulas, statements
 from kfgen.kernel import Kernel, Tensor
 
@@ -47,6 +48,10 @@ class GemmKernel(Kernel):
     added = ()  # its own kernels add up
     order_note = ", sums in a fixed order"
     summed_over = "rows"
+
+    @functools.cached_property
+    def cuda(self):
+        return GemmCuda(self)
 
     @functools.cached_property
     def c(self):
@@ -217,7 +222,7 @@ class Gemm(Family):
     kernel = GemmKernel
     name = "gemm"
     title = "Products of matrices"
-    backends = ("c",)
+    backends = ("cuda", "c")
     heavy = True
     second = "gradients of weights"
     # By how the factors lie: each as it is (n), or with its columns as rows (t).

@@ -16,6 +16,11 @@
 #endif
 
 #ifdef KFI_DEVICE_PASS
+// Whether this code is ever run: of elements of 2 bytes the tiles without mma.sync are for devices that have none.
+template <int type, int tile> KFI_DEVICE constexpr bool kfi_gemm_runs()
+{
+    return kfi_tile_mma(tile) ? KFI_MMA : !KFI_MMA || kfi_of_bytes(type) > 2;
+}
 // Adds a block's part of A . B to the sums: size bytes of a number that sums are made of.
 template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
 KFI_DEVICE void kfi_gemm_add(typename kfi_real<kfi_of_real(type)>::type *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,

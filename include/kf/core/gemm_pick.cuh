@@ -7,7 +7,9 @@
 #include "kf/core/gemm_tile.cuh"
 
 #ifdef KFI_HOST_PASS
+#ifndef KFI_GEMM_SMS
 #define KFI_GEMM_SMS 132
+#endif
 #define KFI_GEMM_MOST_SPLITS 16
 
 struct kfi_gemm_sizes {

@@ -122,26 +122,27 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums, 
     constexpr int chunks_a = (transposed_a ? rows : 16) / per_a, chunks_b = (transposed_b ? cols / products : 16) / per_b;
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + 15) / 16;
-    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld, at.row, g.rows, at.begin, at.end),
+    kfi_gemm_cursor cursor_a =
+                        kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
                     cursor_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        cursor_b[p] = kfi_gemm_begin<stored, per_b, tile, chunks_b, transposed_b>(b.p[p], b.ld, at.col, g.cols, at.begin, at.end);
+        cursor_b[p] = kfi_gemm_begin<stored, per_b, tile, chunks_b, transposed_b>(b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
 #define KFI_FETCH(n)                                                                                                                       \
     if ((n) < count) {                                                                                                                     \
         char *const to = shared + (n) % stages * bytes;                                                                                    \
         const int from = at.begin + (n) * 16;                                                                                              \
         kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how_a, seam_a, act>(to, cursor_a, 0, seams, at.matrix, at.row, from);      \
-        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
+        kfi_gemm_go<stored, tile, chunks_a, transposed_a>(cursor_a);                                                                       \
         _Pragma("unroll") for (int p = 0; p < products; ++p)                                                                               \
         {                                                                                                                                  \
             kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how_b, seam_b, act>(                                \
                 to + bytes_a, cursor_b[p], p, seams, at.matrix, at.col, from);                                                             \
-            kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                  \
+            kfi_gemm_go<stored, tile, chunks_b, transposed_b>(cursor_b[p]);                                                                \
         }                                                                                                                                  \
     }                                                                                                                                      \
     kfi_fetch_commit()
-#pragma unroll
+#pragma unroll 1
     for (int n = 0; n < stages - 1; ++n) {
         KFI_FETCH(n);
     }

@@ -57,7 +57,7 @@ struct kfi_gemm {
 // A matrix that is multiplied. Products that share an A have a B each.
 struct kfi_gemm_side {
     const void *p[2];
-    kf_i64 ld; // elements from a line to the next
+    kf_i64 ld[2]; // elements from a line to the next
 };
 
 // A block's work.
@@ -153,7 +153,7 @@ template <int tile, int size, int layout> KFI_DEVICE void kfi_gemm_put(const typ
     __syncwarp();
 }
 // Vectors of a lane in 16 rows.
-template <int tile, int products, int vec> KFI_DEVICE constexpr int kfi_gemm_turns()
+template <int tile, int products, int vec> KFI_DEVICE constexpr int kfi_gemm_vectors()
 {
     return 16 * kfi_warp_cols(tile) / products / vec / 32;
 }
@@ -161,7 +161,7 @@ template <int tile, int products, int vec>
 KFI_DEVICE bool kfi_gemm_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
 {
     constexpr int wide = kfi_warp_cols(tile) / products, in_row = wide / vec;
-    static_assert(kfi_gemm_turns<tile, products, vec>() > 0, "kf: 16 rows of a warp have a vector for each lane");
+    static_assert(kfi_gemm_vectors<tile, products, vec>() > 0, "kf: 16 rows of a warp have a vector for each lane");
     const int warp = (int)threadIdx.x / 32, one = turn * 32 + (int)threadIdx.x % 32;
     const int row = one / in_row, col = one % in_row * vec;
     cell->row = at.row + warp / kfi_tile_across(tile) * kfi_warp_rows(tile) + number * 16 + row;
@@ -193,7 +193,7 @@ KFI_DEVICE void kfi_gemm_leave(const typename kfi_real<size>::type *sums, const 
     for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
         kfi_gemm_put<tile, size, layout>(sums, number);
 #pragma unroll 1
-        for (int turn = 0; turn < kfi_gemm_turns<tile, products, vec>(); ++turn) {
+        for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
             kfi_gemm_cell cell;
             if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) typename kfi_real<size>::type values[vec];

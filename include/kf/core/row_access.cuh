@@ -152,31 +152,6 @@ KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_line &g
     }
     return at;
 }
-// Dropout: keep[e] is the word of element index + e. whole: index is a multiple of vec; otherwise the vector may reach into the next
-// counter's eight words.
-template <int vec, int whole> KFI_DEVICE void kfi_line_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
-{
-    if (whole) {
-        kfi_keep<vec>(keep, rng, index);
-        return;
-    }
-    const unsigned first = (unsigned)index & 7u;
-    kfi_u32 w[8] = {};
-    kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
-    if (first + vec > 8) kfi_philox(&rng, ((kfi_u64)index >> 3) + 1, &w[4], &w[5], &w[6], &w[7]);
-    // By selection, never by a computed index.
-#pragma unroll
-    for (int i = 0; i < 6; ++i)
-        if (first & 4u) w[i] = w[i + 2];
-#pragma unroll
-    for (int i = 0; i < 5; ++i)
-        if (first & 2u) w[i] = w[i + 1];
-#pragma unroll
-    for (int e = 0; e < vec; ++e) {
-        const kfi_u32 even = w[e / 2] & 0xffffu, odd = w[e / 2] >> 16, next = w[e / 2 + 1] & 0xffffu;
-        keep[e] = first & 1u ? (e % 2 ? next : odd) : (e % 2 ? odd : even);
-    }
-}
 // A row operand on its way to the caches at a kernel's beginning, where there are so few rows that no other block will have brought
 // it: the last pass loads it vector by vector, and each would wait for memory.
 #define KFI_LINE_FEW 132 // blocks of one row: one an SM

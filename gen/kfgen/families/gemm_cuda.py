@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `gemm` in CUDA. Forward: core/gemm.cuh makes the sums of a tile, whose kernel then reads what else there is at a result's place; where
+blocks share a depth, another kernel does that. What is done to elements of the left factor is a function of its own. Backward: products of tensors as
+they are, which ops share, and kernels that go over elements (core/gemm_back.cuh)."""
+
+import functools
+import zlib
+from dataclasses import dataclass, replace
+
+from kfgen.emit import emit
+from kfgen.expr import KEEP, KEEP_SCALE
+from kfgen.schedule import CHEAP, NONE, Cuda, Instance
+
+LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines along the depth: core/gemm_tile.cuh
+# The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
+TILES = {2: [("LARGE", "WHOLE"), ("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
+         4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
+DOT = "dot"  # in gradients of the left factor: gemm.py
+LOADED = 4  # tensors beside the first that the left factor is made of: kfi_gemm_seams
+
+
+@dataclass(frozen=True)
+class Old(Instance):
+    """Of devices before sm_80."""
+
+    def __str__(self):
+        return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+
+
+class GemmCuda(Cuda):
+    @property
+    def template(self):
+        return "gemm_strips" if self.k.bwd else "gemm_kernel"
+
+    def __init__(self, kernel):
+        super().__init__(kernel)
+        others = [s for seam in kernel.seams if seam.word == "load" for s in seam.reads if s.name != self.left.name]
+        self.loaded = others
+        if not kernel.bwd:
+            kernel.limit("load", "tensors of the left factor beside the first", [s.name for s in others], LOADED)
+
+    def target(self, cheap):
+        """Of gradients, some of which are added up, and cancel, the activation is exact."""
+        k, found = self.k, super().target(cheap)
+        if not k.bwd:
+            return found
+
+        def argument(x):
+            return f"act < 0 ? {k.result}_f[e] : {x}" if k.by_result else x
+
+        return replace(found, act=lambda x: f"kfi_act_{k.flavour}(kfi_tag<act>(), {x}, scalars)",
+                       act_bwd=lambda x, dy: f"kfi_act_bwd_{k.flavour}(kfi_tag<act>(), {argument(x)}, {dy}, scalars)")
+
+    @property
+    def left(self):
+        return next(s for s in self.k.operands if s.kind == "left")
+
+    @property
+    def loads(self):
+        return next((seam for seam in self.k.seams if seam.word == "load"), None)
+
+    @property
+    def store(self):
+        return self.k.seams[-1]
+
+    @property
+    def vec(self):
+        return 16 // self.k.dtype.size
+
+    @property
+    def layout(self):
+        return LAYOUTS[self.k.form]
+
+    @property
+    def seam(self):
+        """The number of the left factor's function: another one for each kernel, that of a user's spec too."""
+        return zlib.crc32(self.k.name.encode()) & 0x7FFFFFFF | 1 if self.loads else 0
+
+    def number(self, stream):
+        return (self.k.inputs + self.k.outputs).index(stream)
+
+    @property
+    def loaded_codes(self):
+        return "".join(chr(ord("a") + self.number(s)) for s in self.loaded)
+
+    @functools.cached_property
+    def load_code(self):
+        """(lines, the text of an element of the left factor)."""
+        env = {s.name: f"{s.name}_f" for s in self.loaded} | {self.left.name: "kfi_v[e]"}
+        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in self.loads.roots], self.target(CHEAP), env, fixed={})
+        return lines, texts[0]
+
+    @functools.cached_property
+    def load_scalars(self):
+        read = self.k.graph.variables([self.k.roots[r] for r in self.loads.roots])
+        return [(s, i) for i, s in enumerate(self.k.scalars) if s in read]
+
+    @functools.cached_property
+    def code(self):
+        """(lines, a text for each result)."""
+        env = {s.name: f"{s.name}_f[e]" for s in self.read} | {p.name: f"acc[{i}][e]" for i, p in enumerate(self.k.products)}
+        env |= {KEEP: "keep[e]", KEEP_SCALE: self.keep_scale}
+        return emit(self.k.graph, [self.k.roots[r] for r in self.store.roots], self.target(CHEAP), env, fixed={})
+
+    @property
+    def read(self):
+        """The tensors that are read at a result's place."""
+        return [s for s in self.store.reads if s in self.k.inputs]
+
+    @property
+    def results(self):
+        return list(zip(self.k.outputs, self.code[1]))
+
+    @property
+    def store_scalars(self):
+        """Those that the kernel is given: its own, and beta."""
+        read = self.k.graph.variables([self.k.roots[r] for r in self.store.roots])
+        return [s for s in self.k.scalars if s in read] + self.k.betas
+
+    @property
+    def kernel_parameters(self):
+        found = ["kfi_gemm_tensors t", "kfi_gemm g", "kfi_gemm_seams kfi_seams", *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
+        return ", ".join(found + ["kfi_rng rng"] * self.k.keeps + self.act_parameters)
+
+    @property
+    def finish_parameters(self):
+        found = ["const kfi_gemm_cell &kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
+                 *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
+        return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.k.has_act)
+
+    @property
+    def finish_arguments(self):
+        return ", ".join(["kfi_cell", "kfi_matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+
+    @property
+    def kernel_arguments(self):
+        return ", ".join(f"&{n}" for n in ["t", "g", "kfi_seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+
+    @property
+    def instances(self):
+        """In the order of core/gemm_op.cuh, or of core/gemm_back.cuh."""
+        return self.strip_instances + self.sum_instances if self.k.bwd else self.own_instances
+
+    @property
+    def own_instances(self):
+        name, state, size = f"kfk_{self.k.name}", ("from_state",) * self.k.keeps, self.k.dtype.size
+        found = [Instance(name, ("act", f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
+        old = [Old(name, ("act", "KFI_TILE_LEAST", "KFI_ANY", *state))] if size == 2 else []
+        return [*found, *old, Instance(f"{name}_joint", ("act", *state))]
+
+    @property
+    def stage_instances(self):
+        if not self.k.bwd:
+            return [self.instances[:-1], self.instances[-1:]]
+        size = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
+        products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
+        return [stage for stage in found if stage != [NONE]]
+
+    # ---- backward
+
+    @property
+    def strips(self):
+        """What goes over elements, in the order of core/gemm_back.cuh; None where there is nothing to do."""
+        seams = {seam.word: seam for seam in self.k.seams}
+        return [seams["slopes"], seams.get("inputs") if self.loads else None, self.loads]
+
+    def strip_name(self, seam):
+        return f"kfk_{self.k.name}_{seam.word}"
+
+    @property
+    def strip_instances(self):
+        state = ("from_state",) * self.k.keeps
+        return [Instance(self.strip_name(seam), ("act", *state)) if seam else NONE for seam in self.strips]
+
+    @property
+    def sum_instances(self):
+        """Of products for the inputs and for the weights, and of totals. Of a left factor that is made of tensors a strip joins what blocks left of
+        the product for the inputs."""
+        size, own, wide = self.k.dtype.size, *(f"KFI_OF_{d.word.upper()}" for d in (self.k.dtype, self.k.second))
+        found = []
+        for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
+            found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
+            found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))] if size == 2 else []
+            found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
+        return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
+
+    @property
+    def layouts(self):
+        """How the factors of the products lie, for the inputs and for the weights: core/gemm_tile.cuh."""
+        return {"nt": (2, 3), "nn": (0, 3), "tn": (0, 2), "tt": (1, 1)}[self.k.form]
+
+    @property
+    def strip_parameters(self):
+        found = ["kfi_gemm_tensors t", "kfi_strip s", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        return ", ".join(found + ["kfi_rng rng"] * self.k.keeps + self.act_parameters)
+
+    @property
+    def strip_arguments(self):
+        return ", ".join(f"&{n}" for n in ["t", "s", *self.k.used_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+
+    def strip_reads(self, seam):
+        return [s for s in seam.reads if s in self.k.inputs]
+
+    def strip_guard(self, stream):
+        found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
+        found = found + [f"t.p[{self.number(stream)}]"] * (stream.absent is not None)
+        return f"if ({' && '.join(found)}) " if found else ""
+
+    def strip_code(self, seam):
+        """(lines, [(what is made, its text)])."""
+        env = {s.name: f"{s.name}_f[e]" for s in self.strip_reads(seam)} | {DOT: "dot_f[e]", KEEP: "keep[e]", KEEP_SCALE: self.keep_scale}
+        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in seam.roots], self.target(frozenset()), env, fixed={})
+        return lines, list(zip(seam.makes, texts))
+
+    def strip_keeps(self, seam):
+        return KEEP in self.k.graph.variables([self.k.roots[r] for r in seam.roots])
+
+    def is_vector(self, made):
+        return getattr(made, "role", "") == "sum" and made.kind in ("row", "depth")
+
+    def strip_sums(self, seam):
+        return [m for m in seam.makes if self.is_vector(m)]
+
+    def is_tensor(self, made):
+        return made in self.k.outputs
+
+    def letters(self, streams):
+        return "".join(chr(ord("a") + self.number(s)) for s in streams)
+
+    def touched(self, seam):
+        return self.letters([*self.strip_reads(seam), *(m for m in seam.makes if self.is_tensor(m) and not self.is_vector(m))]) if seam else ""
+
+    @property
+    def made(self):
+        """The tensors that the strips of slopes and of inputs make."""
+        inputs = [s for s in self.k.outputs if s.kind in ("left", "depth")]
+        return [self.letters([m for m in self.strips[0].makes if self.is_tensor(m)]), self.letters(inputs)]
+
+    @property
+    def passes_on(self):
+        """Whether the result's gradient is that of the one product: no slopes are made then."""
+        k = self.k
+        calls = any(k.graph.nodes[i].op in ("act", "act_bwd") for i in k.graph.reachable([p.slope for p in k.products]))
+        none = next((a for a in k.acts if a.name == "none"), None)
+        return "false" if not k.passed or (calls and not none) else f"act == {none.id}" if calls else "true"
+
+    def place(self, name):
+        return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
+
+    @property
+    def passed_on(self):
+        """What the run function hands to that of the gradient by the result."""
+        k = self.k
+        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + k.scalars + k.betas
+        found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
+        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "scalars"])
+
+    @property
+    def sides(self):
+        """Whether the left factor and the weights lie as [depth, ...], as C writes them."""
+        return ", ".join("true" if found else "false" for found in (self.k.form[0] == "t", self.k.form[1] == "n", bool(self.loads)))
+
+    @property
+    def workspace_bytes(self):
+        if self.k.bwd:
+            sums = ", ".join(str(sum(s.kind == kind for s in self.k.outputs)) for kind in ("row", "depth"))
+            return (f"kfi_gemm_backward_workspace(batch, rows, cols, depth, {self.k.dtype.size}, {len(self.k.products)}, {self.sides}, {sums})")
+        return f"kfi_gemm_forward_workspace(batch, rows, cols, depth, {len(self.k.products)}, {self.k.dtype.size})"
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        if self.k.bwd:
+            found = []
+            for seam in filter(None, self.strips):
+                lines, texts = self.strip_code(seam)
+                named = [(getattr(m, "name", m), text) for m, text in texts]
+                found += [f"{seam.word}:", *(f"    {line}" for line in lines), *(f"    {name}_f[e] = {text};" for name, text in named)]
+            return found
+        found = []
+        if self.loads:
+            found = ["load:", *(f"    {line}" for line in self.load_code[0]), f"    kfi_v[e] = {self.load_code[1]};"]
+        return [*found, "store:", *(f"    {line}" for line in self.code[0]), *(f"    {s.name}_f[e] = {text};" for s, text in self.results)]

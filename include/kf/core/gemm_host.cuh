@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_host.cuh: what the launchers of products have in common, forward and backward.
+#ifndef KF_CORE_GEMM_HOST_CUH
+#define KF_CORE_GEMM_HOST_CUH
+
+#include "kf/core/gemm_sum.cuh"
+
+// A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
+#ifdef KF_EMULATE
+#define KFI_OLD_ADDRESS(...) nullptr
+#define KFI_OLD_STATE_ADDRESS(...) nullptr
+#else
+#define KFI_OLD_ADDRESS KFI_ADDRESS
+#define KFI_OLD_STATE_ADDRESS KFI_STATE_ADDRESS
+#endif
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/gemm_check.h"
+#include "kf/core/launch.cuh"
+
+// Kernels of a product of elements of so many bytes, of which the last one joins split depths.
+KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 5 : 3; }
+// Which of them makes a choice's tile.
+KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
+{
+    const int first = bytes == 2 ? KFI_TILE_LARGE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
+    const int count = bytes == 2 ? 3 : bytes == 4 ? 2 : 1; // of tiles by copies of 16 bytes
+    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 5;
+    if (choice.how == KFI_WHOLE) return choice.tile - first;
+    return bytes == 2 ? 3 + choice.tile - KFI_TILE_MIDDLE : count + choice.tile - first; // of the largest tile there is none
+}
+
+// Whether the code that the device runs has mma.sync: code for what came before may have a warp's threads.
+KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
+{
+#ifdef KF_EMULATE
+    return kernel != nullptr;
+#else
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    bool all = true;
+    for (int arch : list) all = all && arch >= 800;
+    if (all) return true;
+#endif
+#ifdef KFI_DRIVER
+    (void)kernel;
+    return false; // kernels are compiled for the device
+#else
+    cudaFuncAttributes found;
+    return cudaFuncGetAttributes(&found, kernel) != cudaSuccess || found.maxThreadsPerBlock > 32; // without code the launch says so
+#endif
+#endif
+}
+
+KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int products, int bytes)
+{
+    const kfi_gemm_sizes s = {
+        sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
+    return s;
+}
+
+// Whether lines and matrices of a tensor begin at multiples of 16 bytes.
+KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int size)
+{
+    return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 == 0;
+}
+// How many tensors there are.
+KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, const kfi_operands &operands, const kfi_gemm_lie *lie)
+{
+    int count = 0;
+    for (const char *word = shapes; *word; word += strcspn(word, " "), word += *word == ' ', ++count) {
+        t->p[count] = const_cast<void *>(operands.of[count].ptr);
+        t->ld[count] = lie[count].vector ? 0 : lie[count].step[kfi_gemm_axis(*word)];
+        t->matrix[count] = lie[count].step[KFI_AXIS_BATCH];
+    }
+    return count;
+}
+#endif
+
+#endif

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_sum.cuh: what gradients of products are made by, in CUDA. Products of tensors as they are, which all ops of a dtype share:
+// no activation is in them. And strips: what a kernel of an op's own does element by element, and adds up over rows.
+#ifndef KF_CORE_GEMM_SUM_CUH
+#define KF_CORE_GEMM_SUM_CUH
+
+#include "kf/core/gemm.cuh"
+
+// The tensors of a call, in the order of its arguments: elements from a line to the next, and from a matrix to the next.
+struct kfi_gemm_tensors {
+    void *p[KFI_MAX_TENSORS];
+    kf_i64 ld[KFI_MAX_TENSORS], matrix[KFI_MAX_TENSORS];
+};
+
+// out = beta * out + the sum of one or two products. Without out the sums are left where kfi_gemm::parts says.
+struct kfi_gemm_terms {
+    const void *a[2], *b[2];
+    kf_i64 a_ld[2], a_matrix[2], b_ld[2], b_matrix[2];
+    int count;
+    void *out;
+    kf_i64 out_ld, out_matrix;
+    double beta;
+};
+
+// Elements that an op's own kernel goes over: a block has some columns and a part of the rows, of which a warp takes each eighth.
+#define KFI_STRIP_THREADS 256
+#define KFI_STRIP_LINES 8
+struct kfi_strip {
+    kf_i64 rows, cols; // of a matrix
+    unsigned strips, parts;
+    kf_i64 per;    // rows of a part
+    int wide;      // as kfi_gemm::wide
+    void *made[2]; // [matrix][row][pitch]: gradients of products, or the left factor; NULL: nobody wants them
+    kf_i64 pitch;
+    void *sums; // partial ones: [matrix][part][vector][cols]
+    int vectors;
+    kfi_gemm dot; // partial sums of a product, as gemm_tile.cuh leaves them
+};
+
+// A vector of sums over rows, whose parts are added up in their order.
+struct kfi_totals {
+    const void *parts; // the first; of a matrix, from a part to the next `apart` elements
+    kf_i64 apart, count, matrices, cols;
+    void *out;
+    kf_i64 out_matrix;
+    double beta;
+};
+#define KFI_TOTALS_THREADS 128
+
+#ifdef KFI_DEVICE_PASS
+// Elements of what tensors are made of, and the numbers that are computed with.
+template <int of, int vec> KFI_DEVICE void kfi_gemm_unpack(typename kfi_real<kfi_of_real(of)>::type *values, const void *from)
+{
+    if constexpr (of == KFI_OF_BF16)
+        kfi_unpack_bf16<vec>(values, (const kf_bf16 *)from);
+    else if constexpr (of == KFI_OF_F16)
+        kfi_unpack_f16<vec>(values, (const kf_f16 *)from);
+    else
+        kfi_copy<kfi_of_bytes(of) * vec>(values, from);
+}
+template <int of, int vec> KFI_DEVICE void kfi_gemm_pack(void *to, const typename kfi_real<kfi_of_real(of)>::type *values)
+{
+    if constexpr (of == KFI_OF_BF16)
+        kfi_pack_bf16<vec>((kf_bf16 *)to, values);
+    else if constexpr (of == KFI_OF_F16)
+        kfi_pack_f16<vec>((kf_f16 *)to, values);
+    else
+        kfi_copy<kfi_of_bytes(of) * vec>(to, values);
+}
+// Where sums go, of a row: to = beta * to + values.
+template <int of, int vec>
+KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, const kfi_gemm_cell &cell, kf_i64 matrix,
+                              const kfi_gemm_terms &t)
+{
+    typedef typename kfi_real<kfi_of_real(of)>::type real;
+    constexpr int size = kfi_of_bytes(of);
+    char *const to = (char *)t.out + (matrix * t.out_matrix + cell.row * t.out_ld + cell.col) * size;
+    alignas(16) char stored[vec * size];
+    if (t.beta != 0) { // what is there is read for no other
+        real old[vec];
+        kfi_load_each<size, vec, 1>(stored, to, 0, cell.left, cell.whole);
+        kfi_gemm_unpack<of, vec>(old, stored);
+#pragma unroll
+        for (int e = 0; e < vec; ++e) values[e] += (real)t.beta * old[e];
+    }
+    kfi_gemm_pack<of, vec>(stored, values);
+    kfi_store_each<size, vec, 1>(to, stored, 0, cell.left, cell.whole);
+}
+
+// A thread's columns, and its rows of the block's part. left: columns; none of a thread that has nothing to do.
+struct kfi_strip_part {
+    kf_i64 matrix, row, end, col, left;
+    unsigned part;
+    bool whole;
+};
+template <int vec> KFI_DEVICE kfi_strip_part kfi_strip_find(const kfi_strip &s)
+{
+    kfi_strip_part at;
+    const unsigned strip = blockIdx.x % s.strips, turn = blockIdx.x / s.strips;
+    at.part = turn % s.parts;
+    at.matrix = turn / s.parts;
+    at.col = ((kf_i64)strip * 32 + threadIdx.x % 32) * vec;
+    at.left = s.cols - at.col;
+    at.whole = s.wide && at.left >= vec;
+    at.row = at.part * s.per + threadIdx.x / 32;
+    at.end = at.left <= 0 ? 0 : s.rows - at.part * s.per < s.per ? s.rows : (at.part + 1) * s.per;
+    return at;
+}
+KFI_DEVICE kf_i64 kfi_strip_place(const kfi_gemm_tensors &t, int tensor, const kfi_strip_part &at, kf_i64 row)
+{
+    return at.matrix * t.matrix[tensor] + row * t.ld[tensor] + at.col;
+}
+template <int size> KFI_DEVICE void *kfi_strip_made(const kfi_strip &s, const kfi_strip_part &at, int product, kf_i64 row)
+{
+    return (char *)s.made[product] + ((at.matrix * s.rows + row) * s.pitch + at.col) * size;
+}
+// The product at a vector's place.
+template <int size, int vec>
+KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_strip &s, const kfi_strip_part &at, kf_i64 row)
+{
+    const kfi_gemm_cell cell = {(int)row, (int)at.col, 0, false, 0};
+    if (s.dot.parts) {
+        kfi_gemm_join<size, 1, vec>(values, cell, at.matrix, 0, s.dot);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) values[e] = 0;
+    }
+}
+// Adds a block's sums up, in the order of its warps. All threads come here.
+template <int size, int vec>
+KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const kfi_strip &s, const kfi_strip_part &at, int vector)
+{
+    typedef typename kfi_real<size>::type real;
+    __shared__ real buffer[KFI_STRIP_THREADS * vec];
+    __syncthreads(); // the one before may still be read
+#pragma unroll
+    for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sums[e];
+    __syncthreads();
+    const kf_i64 first = (kf_i64)(blockIdx.x % s.strips) * 32 * vec;
+    real *const to = (real *)s.sums + ((at.matrix * s.parts + at.part) * s.vectors + vector) * s.cols + first;
+    for (int c = (int)threadIdx.x; c < 32 * vec; c += KFI_STRIP_THREADS) {
+        real total = buffer[c];
+#pragma unroll
+        for (int line = 1; line < KFI_STRIP_LINES; ++line) total += buffer[line * 32 * vec + c];
+        if (first + c < s.cols) to[c] = total;
+    }
+}
+#endif
+
+#ifndef KFI_DRIVER
+// of: what out is made of.
+template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
+{
+#ifdef KFI_DEVICE_PASS
+    constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
+    typedef typename kfi_real<size>::type real;
+    kfi_begin();
+    if (!kfi_gemm_runs<type, tile>()) return;
+    const kfi_gemm_at at = kfi_gemm_locate<tile, 1>(g);
+    const kfi_gemm_seams none = {};
+    real sums[kfi_tile_sums(tile)];
+#pragma unroll
+    for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
+#pragma unroll 1
+    for (int i = 0; i < t.count; ++i) {
+        const bool second = i > 0; // by selection: an array that is read by a variable would be in memory
+        const char *const a = (const char *)(second ? t.a[1] : t.a[0]), *const b = (const char *)(second ? t.b[1] : t.b[0]);
+        const kf_i64 a_matrix = second ? t.a_matrix[1] : t.a_matrix[0], b_matrix = second ? t.b_matrix[1] : t.b_matrix[0];
+        const kfi_gemm_side side_a = {{a + at.matrix * a_matrix * kfi_of_bytes(type), nullptr}, {second ? t.a_ld[1] : t.a_ld[0], 0}};
+        const kfi_gemm_side side_b = {{b + at.matrix * b_matrix * kfi_of_bytes(type), nullptr}, {second ? t.b_ld[1] : t.b_ld[0], 0}};
+        kfi_gemm_add<type, tile, layout, 1, how, how, 0, 0, 0>(sums, side_a, side_b, at, g, none);
+    }
+    if (g.splits > 1 || !t.out) {
+        kfi_gemm_leave<tile, size, layout, 1, vec>(sums, at, g);
+        return;
+    }
+#pragma unroll 1
+    for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
+        kfi_gemm_put<tile, size, layout>(sums, number);
+#pragma unroll 1
+        for (int turn = 0; turn < kfi_gemm_vectors<tile, 1, vec>(); ++turn) {
+            kfi_gemm_cell cell;
+            if (!kfi_gemm_find<tile, 1, vec>(&cell, number, turn, at, g)) continue;
+            alignas(16) real values[vec];
+            kfi_gemm_take<tile, size, 1, vec>(values, cell, 0);
+            kfi_gemm_keep<of, vec>(values, cell, at.matrix, t);
+        }
+        __syncwarp();
+    }
+#endif
+}
+// Where blocks share a depth.
+template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gemm_sum_joint(kfi_gemm_terms t, kfi_gemm g)
+{
+#ifdef KFI_DEVICE_PASS
+    constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
+    kfi_begin();
+    kfi_gemm_cell cell;
+    kf_i64 matrix;
+    if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
+    alignas(16) typename kfi_real<size>::type values[vec];
+    kfi_gemm_join<size, 1, vec>(values, cell, matrix, 0, g);
+    kfi_gemm_keep<of, vec>(values, cell, matrix, t);
+#endif
+}
+// of: what out is made of. Few additions: float64 costs nothing here.
+template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_TOTALS_THREADS) kfk_gemm_totals(kfi_totals t)
+{
+#ifdef KFI_DEVICE_PASS
+    typedef typename kfi_real<kfi_of_real(type)>::type real;
+    kfi_begin();
+    const kf_i64 one = (kf_i64)blockIdx.x * KFI_TOTALS_THREADS + threadIdx.x, matrix = one / t.cols, col = one - matrix * t.cols;
+    if (matrix >= t.matrices) return;
+    const real *const from = (const real *)t.parts + matrix * t.count * t.apart + col;
+    double total = 0;
+    for (kf_i64 part = 0; part < t.count; ++part) total += (double)from[part * t.apart];
+    char *const to = (char *)t.out + (matrix * t.out_matrix + col) * kfi_of_bytes(of);
+    real value = (real)total, old;
+    if (t.beta != 0) {
+        kfi_gemm_unpack<of, 1>(&old, to);
+        value += (real)t.beta * old;
+    }
+    kfi_gemm_pack<of, 1>(to, &value);
+#endif
+}
+#endif
+
+#endif

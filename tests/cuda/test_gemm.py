@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices on a GPU: every tile and every way to load it, which small shapes reach where a device is taken for one of one SM, as the
+emulation has it; and products that fill the device. Needs a GPU."""
+
+import checks
+import kflib
+import numeric
+import pytest
+import selection
+from conftest import BUILD
+
+if not kflib.has_gpu():
+    pytest.skip("no CUDA device answers", allow_module_level=True)
+
+
+def of(features):
+    """A few of the family with all of these; f16's kernels are bf16's with another conversion."""
+    found = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if f["family"] == "gemm"]
+    return selection.cover(lambda f: [(f["bwd"], f["dtypes"][0].replace("bf16", "f16"), *(f[x] for x in features))], found)
+
+
+EACH_OP, EACH_DTYPE = of(("op",)), of(())
+# Whole vectors and others, rows of one class and of several, a depth that blocks share in each of the products.
+WIDE = [((1, 1100, 1300, 200), 0), ((1, 1031, 777, 333), 1), ((2, 300, 520, 1000), 0), ((1, 60, 140, 4100), 0), ((1, 5000, 130, 70), 0)]
+
+
+def build(functions, *flags):
+    return kflib.build("cuda", functions, BUILD / "cuda", (*numeric.BUILDS["cuda"]["default"], *flags))
+
+
+@pytest.fixture(scope="session")
+def memory():
+    return checks.CudaMemory()
+
+
+@pytest.fixture(scope="session")
+def narrow():
+    return build(EACH_OP, "-DKFI_GEMM_SMS=1")
+
+
+@pytest.fixture(scope="session")
+def plain():
+    return build(EACH_DTYPE)
+
+
+@numeric.each(EACH_OP, "name")
+def test_every_tile(narrow, memory, f):
+    numeric.numbers(narrow, memory, f)
+
+
+@numeric.each(EACH_DTYPE, "name")
+def test_wide(plain, memory, f):
+    for sizes, shift in WIDE:
+        checks.run(plain, memory, f, sizes, shift=shift)
