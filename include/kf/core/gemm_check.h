@@ -16,6 +16,7 @@ enum { KFI_AXIS_BATCH, KFI_AXIS_ROWS, KFI_AXIS_COLS, KFI_AXIS_DEPTH, KFI_AXES };
 typedef struct {
     kf_i64 step[KFI_AXES];
     int vector; /* of each batch */
+    int inner;  /* the axis whose elements are side by side: of one element a step says nothing */
 } kfi_gemm_lie;
 
 KFI_ONCE int kfi_gemm_axis(char letter) { return letter == 'r' ? KFI_AXIS_ROWS : letter == 'c' ? KFI_AXIS_COLS : KFI_AXIS_DEPTH; }
@@ -50,6 +51,7 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
         written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
         memset(&lie[i], 0, sizeof lie[i]);
         lie[i].vector = vector;
+        lie[i].inner = inner;
         lie[i].step[inner] = 1;
         if (!vector) lie[i].step[outer] = all->of[i].apart[0];
         lie[i].step[KFI_AXIS_BATCH] = all->of[i].apart[vector ? 0 : 1];

@@ -11,11 +11,12 @@
 
 KFI_C_BEGIN
 
-/* B as core/gemm_few.h reads it. */
+/* B as core/gemm_few.h reads it. Of columns that are side by side, as those of a single depth may be, the answer must not depend on how far apart
+   depths lie. */
 KFI_HOST int kfi_cpu_gemm_is_few(const kfi_cpu_product *q)
 {
     int few = q->rows <= KFI_GEMM_FEW_ROWS && q->depth > 0 && q->depth <= KFI_GEMM_FEW_DEPTH;
-    for (int i = 0; i < q->products; ++i) few &= q->b[i].depth_step == 1 && !q->b[i].load;
+    for (int i = 0; i < q->products; ++i) few &= q->b[i].depth_step == 1 && q->b[i].line_step != 1 && !q->b[i].load;
     return few;
 }
 /* Vectors of all rows in turn; zeros behind the depth, and rows that there are not. */

@@ -69,7 +69,7 @@ KFI_HOST void kfi_gemm_factor(const void *seam, kf_i64 batch, kf_i64 line0, kf_i
     kfi_seam_row row;
     memset(&row, 0, sizeof row);
     row.at[KFI_AXIS_BATCH] = batch;
-    row.axis = m->lie[m->factor].step[KFI_AXIS_ROWS] == 1 && m->lie[m->factor].step[KFI_AXIS_DEPTH] != 1 ? KFI_AXIS_ROWS : KFI_AXIS_DEPTH;
+    row.axis = m->lie[m->factor].inner;
     if (row.axis == other) {
         for (kf_i64 i = 0; i < lines; ++i) {
             row.at[lined] = line0 + i;
@@ -273,7 +273,7 @@ KFI_HOST void kfi_gemm_totals(const kfi_cpu_gemm *m, const kfi_seam *seam, const
 /* The gradients of the left factor's operands: of the product of the slopes and the weights. */
 KFI_HOST void kfi_gemm_inputs(kfi_cpu_gemm *m, char *parts, void *workspace)
 {
-    const int turned = m->lie[m->factor].step[KFI_AXIS_ROWS] == 1 && m->lie[m->factor].step[KFI_AXIS_DEPTH] != 1;
+    const int turned = m->lie[m->factor].inner == KFI_AXIS_ROWS;
     const kf_i64 *size = m->size, along = m->products * size[KFI_AXIS_COLS];
     kfi_gemm_step step = {
         m, &m->inputs, turned ? KFI_AXIS_DEPTH : KFI_AXIS_ROWS, turned ? KFI_AXIS_ROWS : KFI_AXIS_DEPTH, KFI_AXIS_COLS, 0, NULL, 0, 0, 0};
