@@ -46,7 +46,7 @@ SEEDED = {
         "kf/ops/act_dropout.device.cuh", r"rng, first \+ u \* step\)", "rng, first)",
         ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
     "the mask of a row's vector that reaches into the next words": (
-        "kf/core/row_access.cuh", r"first \+ vec > 8", "first + vec > 9",
+        "kf/core/map_device.cuh", r"first \+ vec > 8", "first + vec > 9",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "the mask of an odd row, a pair beside": (
         "kf/core/row_access.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",

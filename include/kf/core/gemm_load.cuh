@@ -43,9 +43,9 @@ template <int products, int share> KFI_DEVICE int kfi_by_turns(int n, int produc
 
 // A thread's way through an operand: of each stage it has one chunk of every so many lines.
 struct kfi_gemm_cursor {
-    const char *p;   // its first chunk of the stage that comes next
-    kf_i64 apart;    // bytes to its next line's
-    int lines, left; // from there on: lines, and elements of a line
+    const char *p;      // its first chunk of the stage that comes next
+    kf_i64 next, apart; // bytes to that of the stage behind it, and to the next line's
+    int lines, left;    // from there on: lines, and elements of a line
 };
 template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines() { return kfi_tile_threads(tile) / chunks; }
 template <int size, int per, int tile, int chunks, int transposed>
@@ -55,15 +55,15 @@ KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, i
     const int outer = first + (transposed ? chunk : line), depth = begin + (transposed ? line : chunk);
     kfi_gemm_cursor cursor;
     cursor.p = (const char *)p + (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
+    cursor.next = (transposed ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
     cursor.apart = kfi_cursor_lines<tile, chunks>() * ld * size;
     cursor.lines = transposed ? end - depth : outer_end - outer;
     cursor.left = transposed ? outer_end - outer : end - depth;
     return cursor;
 }
-template <int size, int tile, int chunks, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor &cursor)
+template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor &cursor)
 {
-    constexpr int depth = kfi_tile_depth(tile);
-    cursor.p += transposed ? depth / kfi_cursor_lines<tile, chunks>() * cursor.apart : depth * size;
+    cursor.p += cursor.next;
     if (transposed)
         cursor.lines -= kfi_tile_depth(tile);
     else

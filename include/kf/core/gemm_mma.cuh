@@ -75,12 +75,12 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
 #define KFI_FETCH(n)                                                                                                                       \
     if (how_a == KFI_WHOLE && (n) < count) {                                                                                               \
         kfi_stage_whole<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), cursor_a, 0);                                        \
-        kfi_gemm_go<2, tile, chunks_a, transposed_a>(cursor_a);                                                                            \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }                                                                                                                                      \
     _Pragma("unroll") for (int p = 0; how_b == KFI_WHOLE && p < products && (n) < count; ++p)                                              \
     {                                                                                                                                      \
         kfi_stage_whole<tile, lines_b, chunks_b, products, share, transposed_b>(KFI_STAGE(n) + bytes_a, cursor_b[p], p);                   \
-        kfi_gemm_go<2, tile, chunks_b, transposed_b>(cursor_b[p]);                                                                         \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }                                                                                                                                      \
     kfi_fetch_commit()
 #define KFI_LOAD_A(n)                                                                                                                      \
@@ -89,7 +89,7 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
     if (how_a == KFI_ANY && (n) < count) {                                                                                                 \
         kfi_stage_write<type, tile, lines_a, chunks_a, 1, rows, transposed_a, seam_a, act>(                                                \
             KFI_STAGE(n), ahead_a, cursor_a, span_a, 0, seams, at.matrix, at.row, at.begin + (n) * depth);                                 \
-        kfi_gemm_go<2, tile, chunks_a, transposed_a>(cursor_a);                                                                            \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }
 #define KFI_LOAD_B(n)                                                                                                                      \
     _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
@@ -99,9 +99,9 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
     {                                                                                                                                      \
         kfi_stage_write<type, tile, lines_b, chunks_b, products, share, transposed_b, seam_b, act>(                                        \
             KFI_STAGE(n) + bytes_a, ahead_b[p], cursor_b[p], span_b[p], p, seams, at.matrix, at.col, at.begin + (n) * depth);              \
-        kfi_gemm_go<2, tile, chunks_b, transposed_b>(cursor_b[p]);                                                                         \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }
-#pragma unroll 1
+#pragma unroll
     for (int n = 0; n < stages - 1; ++n) {
         KFI_FETCH(n);
         KFI_LOAD_A(n);

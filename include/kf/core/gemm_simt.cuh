@@ -133,16 +133,16 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums, 
         char *const to = shared + (n) % stages * bytes;                                                                                    \
         const int from = at.begin + (n) * 16;                                                                                              \
         kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how_a, seam_a, act>(to, cursor_a, 0, seams, at.matrix, at.row, from);      \
-        kfi_gemm_go<stored, tile, chunks_a, transposed_a>(cursor_a);                                                                       \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
         _Pragma("unroll") for (int p = 0; p < products; ++p)                                                                               \
         {                                                                                                                                  \
             kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how_b, seam_b, act>(                                \
                 to + bytes_a, cursor_b[p], p, seams, at.matrix, at.col, from);                                                             \
-            kfi_gemm_go<stored, tile, chunks_b, transposed_b>(cursor_b[p]);                                                                \
+            kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                  \
         }                                                                                                                                  \
     }                                                                                                                                      \
     kfi_fetch_commit()
-#pragma unroll 1
+#pragma unroll
     for (int n = 0; n < stages - 1; ++n) {
         KFI_FETCH(n);
     }
