@@ -49,7 +49,7 @@ SEEDED = {
         "kf/core/map_device.cuh", r"first \+ vec > 8", "first + vec > 9",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "the mask of an odd row, a pair beside": (
-        "kf/core/row_access.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
+        "kf/core/map_device.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
         ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"), ()),
     "the mask of a row's first vector in all of them": (
         "kf/ops/layer_norm_act_dropout.device.cuh", r"rng, start \+ off\)", "rng, start)",
