@@ -73,7 +73,8 @@ def formulas(made):
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
-        if f["dropout"] or f["backward"] is None or f["axes"]["shaped_by"] or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
+        several, saved = f["axes"]["shaped_by"], any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"])
+        if f["dropout"] or f["backward"] is None or several or saved:
             other.add(name)
         lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
         lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]

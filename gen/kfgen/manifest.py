@@ -39,6 +39,7 @@ def tensor(k, stream, act, backward):
         "strides": laid, "broadcast": bool(laid) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
         "summed_over": [extent for extent in k.extents if extent not in k.shape(stream)] if summed else [],
+        "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
 

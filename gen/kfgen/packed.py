@@ -26,17 +26,19 @@ def functions(manifest):
 
 
 def words(f, typed=False):
-    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's and p
-    behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, p in a place of its own."""
+    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's,
+    beta and p behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, beta and p in
+    places of their own."""
     order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
     at, found = dict.fromkeys("tns", 0), []
+    places = {"probability": "KFI_RT_P", "beta": "KFI_RT_BETA"}
     alone = {"seed": "r[0]", "offset": "r[1]", "activation": "a", "activation_scalars": "kfi_of_act"}
     for a in f["arguments"]:
         array = order.get(a["role"])
         if array:
             cast = "(float)" if a.get("ctype") == "float" else ""
-            if typed and a["role"] == "probability":
-                found.append(f"{cast}s[KFI_RT_P]")
+            if typed and a["role"] in places:
+                found.append(f"{cast}s[{places[a['role']]}]")
                 continue
             if typed and array == "t":
                 cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"

@@ -15,13 +15,14 @@ def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int
         shape, unknown = shapes[name], [size for size in of[name] if size not in count]
         left = len(shape) - sum(count[size] for size in of[name] if size in count)
         if left < 0 or (left and not unknown):
-            least = len(shape) - left
-            raise ShapeError(name, shape, f"{'at least ' if unknown else ''}{least} dimensions")
+            first = call.shaped_by[0]
+            beside = f" beside {first} of the shape {tuple(shapes[first])}" if name != first else ""
+            raise ShapeError(name, shape, f"{'at least ' if unknown else ''}{len(shape) - left} dimensions{beside}")
         count |= {size: left for size in unknown}
     known: dict[str, tuple[int, ...]] = {}
-    for name in (t.name for t in call.inputs if t.name in call.shaped_by):
+    for name in reversed(call.shaped_by):
         at = 0
         for size in of[name]:
             known.setdefault(size, tuple(shapes[name][at:at + count[size]]))
             at += count[size]
-    return tuple(n for size in op.parts for n in known[size]), count[next(iter(op.parts))]
+    return tuple(n for size in call.sizes for n in known[size]), count[call.sizes[0]]

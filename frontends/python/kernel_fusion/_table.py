@@ -59,9 +59,9 @@ class Call:
 
     @functools.cached_property
     def template(self) -> Tensor:
-        """The tensor whose shape the sizes are read from, or the first of them."""
+        """The tensor whose shape the sizes are read from, or of several the one that others are compared with."""
         if self.shaped_by:
-            return next(t for t in self.inputs if t.name in self.shaped_by)
+            return next(t for t in self.inputs if t.name == self.shaped_by[-1])
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
         return next((t for t in whole if not t.unread and not t.by_result), whole[0])
 
@@ -86,7 +86,7 @@ class Op:
     source: str
     family: str
     axis: int | None
-    parts: dict[str, str | int]  # {size: what it is the product of}, in the order of the elements' dimensions
+    parts: dict[str, str | int]  # {size: what it is the product of}
     dropout: bool
     empty: str
     autocast: str  # float32, promote, same
@@ -176,7 +176,8 @@ class Layout:
             return (n + what,)
         of: dict[str, Callable[[], range]] = {
             "all": lambda: range(n), "before": lambda: range(self.at), "axis": lambda: range(self.at, self.at + 1),
-            "after": lambda: range(self.at + 1, n), "between": lambda: range(self.at, n - 2), "all but three": lambda: range(n - 3), "one": lambda: range(0), "groups": lambda: range(0)}
+            "after": lambda: range(self.at + 1, n), "between": lambda: range(self.at, n - 2), "all but three": lambda: range(n - 3),
+            "one": lambda: range(0), "groups": lambda: range(0)}
         return tuple(of[what]())
 
     def size(self, name: str) -> int:
@@ -214,8 +215,9 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
     made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"]),
                       "by_result": frozenset(t["by_result"])}) for t in found["tensors"]]
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
-    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), tuple(found["sizes"]), tuple(found["strides"]),
-                found["workspace"], betas=tuple(found["betas"]), shaped_by=tuple(shaped_by), **values)
+    words = {k: tuple(found[k]) for k in ("sizes", "strides", "betas")}
+    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), workspace=found["workspace"],
+                shaped_by=tuple(shaped_by), **words, **values)
 
 
 def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
@@ -224,8 +226,9 @@ def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: 
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"], found["shaped_by"]),
-              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]},
-              rising={a: rising[a] for a in found["activations"]}, label=label, own=own, formulas=formulas)
+              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
+              scalars={a: scalars[a] for a in found["activations"]}, rising={a: rising[a] for a in found["activations"]}, label=label, own=own,
+              formulas=formulas)
 
 
 @functools.cache

@@ -10,8 +10,8 @@ reduction      over an axis
 fusion         all others: with operands that are broadcast, over rows, losses
 
 A function's arguments are those of the C launcher in their order: tensors, as arrays, PyTorch tensors, addresses or None; sizes; strides, of those
-that have them, as a sequence of the struct's fields, or None; integers, scalars, beta; p, seed and offset. The workspace is the function's own. dir() of a
-group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
+that have them, as a sequence of the struct's fields, or None; integers, scalars, beta; p, seed and offset. The workspace is the function's own. dir()
+of a group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
 
 import ctypes
 import functools

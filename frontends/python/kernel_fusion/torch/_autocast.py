@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, the dtype of 2 bytes
-for products, the widest of the tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
+"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, autocast's own
+dtype for products, the widest of the tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
 
 import functools
 from collections.abc import Sequence
