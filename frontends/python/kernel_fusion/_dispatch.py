@@ -112,4 +112,4 @@ def has(name: str, activation: str) -> bool:
 
 
 for _constant in (word, has):  # torch.compile calls them and does not trace them: of names, they are what they are
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010

@@ -215,9 +215,9 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
     made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"]),
                       "by_result": frozenset(t["by_result"])}) for t in found["tensors"]]
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
-    words = {k: tuple(found[k]) for k in ("sizes", "strides", "betas")}
-    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), workspace=found["workspace"],
-                shaped_by=tuple(shaped_by), **words, **values)
+    sizes, strides, betas = (tuple(found[k]) for k in ("sizes", "strides", "betas"))
+    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), sizes, strides, found["workspace"],
+                betas=betas, shaped_by=tuple(shaped_by), **values)
 
 
 def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
