@@ -151,7 +151,8 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
     }
     return KF_SUCCESS;
 }
-/* The dimensions of all sizes, one after the other, of two tensors: each has one for most of its sizes, and for one of them what is left. */
+/* The dimensions of all sizes, one after the other, of two tensors: each has one for most of its sizes, and for one of them what is left.
+ */
 static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
