@@ -228,7 +228,8 @@ def test_wrong_products(ops, ctx):
     for x, weight, bias, out, words in (
             ((2, 3), (5, 4), None, (2, 5), "weight is [5, 4], expected [5, 3]"),
             ((2, 3), (3,), None, (2, 5), "weight is [3], expected 2 dimensions or more"),
-            ((3,), (2, 5, 3), None, (5,), "x is [3], expected 2 dimensions or more"), ((2, 3), (5, 3), None, (2, 6), "out is [2, 6], expected [2, 5]"),
+            ((3,), (2, 5, 3), None, (5,), "x is [3], expected 2 dimensions or more"),
+            ((2, 3), (5, 3), None, (2, 6), "out is [2, 6], expected [2, 5]"),
             ((2, 3), (5, 3), (3,), (2, 5), "bias is [3], expected [5]")):
         handles = {"x": made[x], "weight": made[weight], "bias": bias and made[bias], "out": made[out], "pre": None}
         assert ops.fails(ops.call(ctx, of("linear_{act}"), handles, 0, {}), "ERROR_SHAPE", name + words)
