@@ -59,7 +59,7 @@ def check_places(op, graph, outputs):
 
 
 class PlaceCuda(ReduceCuda):
-    template, again = "reduce_place", False
+    template, again, longest = "reduce_place", False, 64
 
     @functools.cached_property
     def key(self):
