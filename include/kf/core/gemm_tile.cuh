@@ -39,7 +39,7 @@ KFI_BOTH constexpr int kfi_of_real(int type) { return type == KFI_OF_F64 ? 8 : 4
 #define KFI_B_TRANSPOSED 2 // [depth, cols]
 
 // How a tile of an operand comes to shared memory: by copies of 16 bytes behind the threads' backs, of which lines must be multiples; or
-// by way of registers, from any address. What is loaded through a seam comes by way of registers.
+// by way of registers, from any address.
 #define KFI_WHOLE 0
 #define KFI_ANY 1
 
