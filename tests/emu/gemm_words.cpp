@@ -138,13 +138,13 @@ template <int type, int tile, int layout, int products, int how> static bool run
     run<type, tile, 0, products, how>, run<type, tile, 1, products, how>, run<type, tile, 2, products, how>,                               \
         run<type, tile, 3, products, how>
 static bool (*const KERNELS[])(const problem &) = {
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LARGE, 1, KFI_WHOLE), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE), ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),
-    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),     ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),  ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),  ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),     ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
+    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
 
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
@@ -153,7 +153,7 @@ static bool picks()
         kfi_gemm_sizes s;
         int tile, how;
         bool split;
-    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_LARGE, KFI_WHOLE, false},
+    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MIDDLE, KFI_WHOLE, false},
                 {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MIDDLE, KFI_ANY, false},
                 {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
                 {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_LEAST, KFI_ANY, false},

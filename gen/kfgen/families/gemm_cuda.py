@@ -12,7 +12,7 @@ from kfgen.schedule import CHEAP, NONE, Cuda, Instance
 
 LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines along the depth: core/gemm_tile.cuh
 # The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
-TILES = {2: [("LARGE", "WHOLE"), ("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
+TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
 DOT = "dot"  # in gradients of the left factor: gemm.py
 
