@@ -7,8 +7,8 @@ import functools
 from dataclasses import dataclass, replace
 
 from kfgen.emit import emit
-from kfgen.expr import KEEP, KEEP_SCALE
 from kfgen.schedule import CHEAP, NONE, Cuda, Instance
+from kfgen.words import KEEP, KEEP_SCALE
 
 LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines along the depth: core/gemm_tile.cuh
 # The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
