@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from kfgen import limits
 from kfgen.derive import activated, in_order
-from kfgen.expr import KEEP, ExprError, Graph, gradient, parse, substitute
+from kfgen.expr import ExprError, Graph, parse
 from kfgen.families.family import Family, wrong
 from kfgen.families.gemm_c import GemmC
 from kfgen.families.gemm_cuda import GemmCuda
 from kfgen.families.gemm_text import formulas, statements
+from kfgen.gradient import gradient, substitute
 from kfgen.kernel import Kernel, Tensor
+from kfgen.words import KEEP
 
 ACC = "acc"  # the product, where an entry names none
 DOT = "dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
