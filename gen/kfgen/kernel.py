@@ -58,6 +58,7 @@ class Kernel(Signature):
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
     work = ""  # of a product: its operations in a call, as an expression of the sizes
+    shaped_by = ()  # inputs that say the sizes between them, each all that those before leave but one; empty: one of the elements' shape does
     accumulates = False  # whether a gradient is added to `beta` times what is there
     order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
 
