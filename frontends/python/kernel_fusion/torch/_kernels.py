@@ -82,26 +82,33 @@ def fake(s: Schema) -> Callable[..., Result]:
     return run
 
 
-def cpu(s: Schema) -> Callable[..., Result]:
-    """Through ctypes."""
+Launch = Callable[[_plan.Plan, list[int | None], list[int], list[int] | None, Sequence[float], Tensor | None], None]
+
+
+def through(s: Schema, launch: Launch) -> Callable[..., Result]:
+    """An op that a launcher computes. launch: of a plan, addresses, sizes and integers, strides, scalars, rng."""
     def run(*args: Any) -> Result:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
         outputs = _outputs(s, given, made)
         if any(wanted(s.call, given, i) for i in range(len(outputs))):
-            _call(s, given, made, outputs)
+            held, strides = _inputs(s, given, made)
+            addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
+            addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
+            launch(made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), s.call.values(given.scalars, s.op.dropout),
+                   None if given.rng is None else given.rng.contiguous())
         return _result(outputs)
 
     return run
 
 
-def _call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor]) -> None:
-    held, strides = _inputs(s, given, made)
-    addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
-    addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
-    rng = None if given.rng is None else given.rng.contiguous()
-    _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
-                            s.call.values(given.scalars, s.op.dropout), None if rng is None else rng.data_ptr(), s.call.workspace)
+def cpu(s: Schema) -> Callable[..., Result]:
+    """Through ctypes."""
+    def launch(made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
+               rng: Tensor | None) -> None:
+        _library.of(s.op).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(), s.call.workspace)
+
+    return through(s, launch)
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
