@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library of CUDA launchers and the kernels that it is given, over a driver that computes nothing (fake_libcuda.cpp): which kernels are
-asked for, that NVRTC compiles them once, what is kept on disk, and what is said where something is missing. tests/cuda/test_python.py has the numbers."""
+asked for, that NVRTC compiles them once, what is kept on disk, and what is said where something is missing. tests/cuda/test_python.py has numbers."""
 
 import json
 import os
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not toolkit.include() or not toolkit.nvrtc(), re
 
 SCRIPT = """
 import ctypes, json, os, sys
+STREAM = 0x5000
 from kernel_fusion import _gpu
 g = _gpu.Gpu(driver=sys.argv[1])
 memory = ctypes.create_string_buffer(1 << 20)
@@ -24,7 +25,7 @@ at = -(-ctypes.addressof(memory) // 4096) * 4096
 def call(function, tensors, sizes, scalars=(), rng=None):
     try:
         there = [None if t is None else at + 65536 * t for t in tensors]
-        g.call(function, there, sizes, None, scalars, rng and at, lambda n: (None, at + 65536 * 14), 0, 0)
+        g.call(function, there, sizes, None, scalars, rng and at, lambda n: (None, at + 65536 * 14), 0, STREAM)
         return "ok"
     except Exception as e:
         return f"{type(e).__name__}: {e}"
@@ -75,7 +76,7 @@ def test_kernels_are_the_launchers_own(driver, tmp_path):
     assert not [(g[0], s) for g, s in zip(given, said) if s != "ok"]
     kernels = {k.partition("<")[0] for f in chosen.values() for stage in named[f["name"]]["stages"] for k in stage}
     seen = {re.match(r"_Z\d+(kfk_\w+?)(?:I\w|\b)", line)[1] for line in launched}
-    assert len(launched) >= len(chosen) and seen <= kernels
+    assert len(launched) >= len(chosen) and seen <= kernels and all(line.endswith(" on 0x5000") for line in launched)
 
 
 def _stem(f):

@@ -64,7 +64,8 @@ def compiler() -> tuple[str | None, tuple[str, ...]]:
         return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
 
 
-COMPILE_CUDA = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables")
+COMPILE_CUDA = ("-DKFP_CUDA", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections",
+                "-fno-asynchronous-unwind-tables")
 
 
 def cuda_compiler() -> tuple[str, pathlib.Path] | None:

@@ -33,12 +33,19 @@ def _generator() -> str:
 
 
 @functools.cache
-def text(function: str) -> str:
-    """All that a function's kernels are compiled from."""
-    from kfgen import source, spec
+def _selection() -> Any:
+    from kfgen import spec
     from kfgen.render import Selection
 
-    return str(source.source(Selection(spec.load()), function))
+    return Selection(spec.load())
+
+
+@functools.cache
+def text(function: str) -> str:
+    """All that a function's kernels are compiled from."""
+    from kfgen import source
+
+    return str(source.source(_selection(), function))
 
 
 class Call(threading.local):
@@ -134,7 +141,7 @@ class Gpu:
 
     @staticmethod
     def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
-        told = repr((function, kernel, architecture, _nvrtc.version(), _generator()))
+        told = repr((function, kernel, architecture, _nvrtc.which(), _generator()))
         return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
 
     def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path) -> tuple[bytes, bytes]:

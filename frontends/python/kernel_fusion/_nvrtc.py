@@ -31,10 +31,21 @@ def include(needed: str = "cuda_fp16.h") -> pathlib.Path | None:
 
 
 @functools.cache
+def _paths() -> list[pathlib.Path]:
+    return [p for top in _tops() for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"), reverse=True)]
+
+
+@functools.cache
+def which() -> str:
+    """What tells one NVRTC from another without loading it, which takes a tenth of a second."""
+    found = _paths()
+    return f"{found[0]} {found[0].stat().st_size}" if found else version()
+
+
+@functools.cache
 def library() -> Any:
     """The library. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
-    paths = [p for top in _tops() for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"), reverse=True)]
-    for path in [*map(str, paths), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
+    for path in [*map(str, _paths()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
         try:
             for part in pathlib.Path(path).parent.glob("libnvrtc-builtins.so*") if "/" in path else ():
                 ctypes.CDLL(str(part))

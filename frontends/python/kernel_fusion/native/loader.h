@@ -3,10 +3,12 @@
 #ifndef KF_NATIVE_LOADER_H
 #define KF_NATIVE_LOADER_H
 
-#define KFP_CUDA
 #include <cuda.h>
 
 #include "packed.h"
+#ifndef KFP_CUDA
+#error "kf: all files of this library are compiled with -DKFP_CUDA: their functions take a stream"
+#endif
 
 /* The driver's functions by their names; NULL before kfp_open. */
 #define KFP_DRIVER(do)                                                                                                                     \

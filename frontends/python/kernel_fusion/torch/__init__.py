@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.library import Library, register_fake
 
-from kernel_fusion import _library, _table
+from kernel_fusion import _gpu, _library, _table
 from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _shim
 from kernel_fusion.torch._schema import Schema, schema
 
@@ -64,6 +64,11 @@ def function(op: _table.Op, activation: str) -> Callable[..., Any]:
         for s in _define(op):
             LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
     return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
+
+
+def gpu() -> str:
+    """What computes tensors on a GPU, for info()."""
+    return _cuda.why_not() or str(_gpu.library().path)
 
 
 def kernels() -> str:
