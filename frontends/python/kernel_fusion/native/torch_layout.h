@@ -64,8 +64,8 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
     return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
 }
 
-/* The same of two tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them what
-   is left. Otherwise *wrong is the input that has too few or too many. */
+/* The same of two tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
+   what is left. Otherwise *wrong is the input that has too few or too many. */
 static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *const *shapes, const int64_t *dims, int *wrong)
 {
     const int64_t *of[SIZES];
