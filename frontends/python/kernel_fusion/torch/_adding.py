@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernel_fusion import _library, _strides
 from kernel_fusion._table import Layout, Op
@@ -84,8 +83,9 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
             return found
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *gradients: Tensor) -> Any:
+            if torch.is_grad_enabled():
+                raise NotImplementedError(f"{op.said(activation)} has no second derivative where gradients are added to tensors (grads)")
             kept = iter(ctx.saved_tensors)
             tensors = [next(kept) if kind in ("in", "out") else gradients[i] if kind == "grad" else None for kind, i in sources]
             needs = dict(zip(names, ctx.needs_input_grad[1:]))
