@@ -127,6 +127,11 @@ class RowCuda(RowsCuda):
         return -(-size // 16) * 16
 
     @property
+    def shifts(self):
+        """Whether rows that are held may begin at any address and be read by vectors (core/row_shift.cuh). Of 4-byte elements that was slower."""
+        return self.vec == 8 and not self.k.pieces and not self.k.gathers
+
+    @property
     def late_sums(self):
         """{gradient that is summed over the rows and needs every pass: its text}."""
         return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}

@@ -19,5 +19,6 @@
 #include "kf/core/row_host.cuh"
 #include "kf/core/row_reduce.cuh"
 #include "kf/core/row_segments.cuh"
+#include "kf/core/row_shift.cuh"
 
 #endif

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/row_shift.cuh: rows of 2-byte elements that begin at any address, by 16-byte accesses.
+//
+// A thread's vectors of a row are eight elements from column 8 * i on, wherever the row begins: so bits do not depend on it. In memory they
+// lie `a` elements (0 to 7) behind the beginning of an aligned vector. A thread loads the aligned vectors in which its own ones begin, gets
+// those behind them from the next lane, and takes its elements out of both; results go the other way. A warp's vectors lie side by side,
+// so that only the first and the last of a warp concern another one. Where a row begins or ends inside an aligned vector its elements are
+// read and written one by one: nothing outside of the row is touched.
+#ifndef KF_CORE_ROW_SHIFT_CUH
+#define KF_CORE_ROW_SHIFT_CUH
+
+#include "kf/core/row_access.cuh"
+
+#ifdef KFI_DEVICE_PASS
+// Of what a thread has to do with its row's vectors in memory.
+struct kfi_shift {
+    int a;     // elements from the aligned vector's first one to its own
+    int lane;  // among the lanes of the warp that have the row
+    int lanes; // how many they are, a power of two
+    int end;   // the aligned vector, in elements from the thread's first one on, in which the row ends
+    int rest;  // elements that it has of the row; 0: it ends where a vector does
+};
+// room: elements of the row from the thread's first one on.
+KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_line &g)
+{
+    kfi_shift of;
+    of.a = (int)((size_t)first & 15) / 2;
+    of.lanes = g.lanes < 32 ? g.lanes : 32;
+    of.lane = (int)threadIdx.x & (of.lanes - 1);
+    of.end = (of.a + room) & ~7;
+    of.rest = (of.a + room) & 7;
+    return of;
+}
+// Whether the thread has that vector, as one of `count`.
+KFI_DEVICE bool kfi_shift_ends(const kfi_shift &of, int count)
+{
+    const int step = of.lanes * 8;
+    return of.rest > 0 && of.end >= 0 && of.end < count * step && (of.end & (step - 1)) == 0;
+}
+KFI_DEVICE uint4 kfi_shift_lane(const uint4 &v, const kfi_shift &of, int by)
+{
+    const int from = ((int)threadIdx.x & (32 - of.lanes)) + ((of.lane + by) & (of.lanes - 1));
+    return {__shfl_sync(0xffffffffu, v.x, from), __shfl_sync(0xffffffffu, v.y, from), __shfl_sync(0xffffffffu, v.z, from),
+            __shfl_sync(0xffffffffu, v.w, from)};
+}
+// Of two vectors side by side the eight elements from number `from` (0 to 7) on.
+KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
+{
+    unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = from & 4 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = from & 2 ? w[i + 1] : w[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = (unsigned)(((unsigned long long)w[i + 1] << 32 | w[i]) >> (from & 1) * 16);
+    return {w[0], w[1], w[2], w[3]};
+}
+// An aligned vector's elements from one number to another; the others are zero.
+KFI_DEVICE uint4 kfi_shift_read(const char *src, int from, int to)
+{
+    alignas(16) unsigned short e[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        e[i] = 0;
+        if (i >= from && i < to) kfi_copy<2>(&e[i], src + i * 2);
+    }
+    return *(const uint4 *)e;
+}
+KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
+}
+// As kfi_line_hold: src is the thread's first element.
+template <int held> KFI_DEVICE void kfi_shift_hold(void *dst, const void *src, int first, int step, int room, const kfi_line &g)
+{
+    uint4 *const v = (uint4 *)dst;
+    const kfi_shift of = kfi_shift_at(src, room, g);
+    const char *const from = (const char *)src - of.a * 2;
+    const bool front = of.lane == 0, begins = first == 0 && of.a > 0;
+    const uint4 zero = {0, 0, 0, 0};
+    uint4 next = zero; // of the warp's last vector
+#pragma unroll
+    for (int s = 0; s < held; ++s) {
+        v[s] = zero;
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], from + s * step * 2);
+    }
+    if (front && held * step + 8 <= of.a + room) kfi_copy<16>(&next, from + held * step * 2);
+    if (begins) v[0] = kfi_shift_read(from, of.a, of.a + room);
+    if (kfi_shift_ends(of, held + front) && !(begins && of.end == 0)) {
+        const uint4 last = kfi_shift_read(from + of.end * 2, 0, of.rest);
+#pragma unroll
+        for (int s = 0; s < held; ++s)
+            if (s * step == of.end) v[s] = last;
+        if (held * step == of.end) next = last;
+    }
+#pragma unroll
+    for (int s = 0; s < held; ++s) {
+        const uint4 give = front ? s + 1 < held ? v[s + 1 < held ? s + 1 : 0] : next : v[s];
+        v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
+    }
+}
+// What a thread's stores know of each other.
+struct kfi_shifted {
+    uint4 before; // what the lane before the first one has stored last
+    uint4 last;   // the vector in which the row ends
+};
+// The thread's vector s of `held`, in order; dst is its first element.
+template <int held>
+KFI_DEVICE void kfi_shift_store(kfi_shifted *so, void *dst, const void *value, int s, int step, int room, const kfi_line &g)
+{
+    const kfi_shift of = kfi_shift_at(dst, room, g);
+    char *const to = (char *)dst - of.a * 2;
+    const uint4 own = *(const uint4 *)value, up = kfi_shift_lane(own, of, -1);
+    const bool begins = s == 0 && of.lane == 0 && of.a > 0; // others have the elements before
+    uint4 both = of.lane == 0 ? so->before : up;
+    both = of.a > 0 ? kfi_shift_take(both, own, (8 - of.a) & 7) : own;
+    so->before = up;
+    if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
+    if (begins) kfi_shift_write(to, both, of.a, of.a + room);
+    if (s * step == of.end) so->last = both;
+    if (s + 1 < held) return;
+    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0)) kfi_shift_write(to + of.end * 2, so->last, 0, of.rest);
+    const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
+    if (of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
+        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
+}
+// What stands in a kernel: a row's vectors in registers; a result's to memory (room, left: from the thread's first element on, and from the
+// vector's); a vector of an operand that all rows share, of which most begin at an aligned address.
+template <int vec, int whole, int held>
+KFI_DEVICE void kfi_shift_row(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+{
+    if (held && !whole)
+        kfi_shift_hold<held>(dst, src, first, step, room, g);
+    else
+        kfi_line_hold<2, vec, whole, held>(dst, ringed, slot, src, step, room);
+}
+template <int vec, int whole, int held>
+KFI_DEVICE void kfi_shift_put(kfi_shifted *so, void *dst, const void *value, int s, kf_i64 off, int step, kf_i64 room, kf_i64 left, const kfi_line &g)
+{
+    if (held && !whole)
+        kfi_shift_store<held>(so, dst, value, s, step, (int)room, g);
+    else
+        kfi_line_store<2, vec, whole>((char (*)[2])dst + off, value, left);
+}
+template <int size, int vec, int whole> KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
+{
+    if (whole || (left >= vec && ((size_t)src & 15) == 0))
+        kfi_line_load<size, vec, 1>(dst, src, left);
+    else
+        kfi_line_load<size, vec, 0>(dst, src, left);
+}
+#endif
+
+#endif
