@@ -161,7 +161,7 @@ class RowCuda(RowsCuda):
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
         most = 2 if len(self.k.loads) > 1 else 1024 // self.held[0][3] if self.k.row_loads else 0
         asked = most and not self.k.sums and self.k.dtype.size < 8
-        blocks = f", way == 1 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
+        blocks = f", way < 2 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
         return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
 
     @property

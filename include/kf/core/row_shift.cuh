@@ -10,6 +10,7 @@
 #define KF_CORE_ROW_SHIFT_CUH
 
 #include "kf/core/row_access.cuh"
+#include "kf/core/row_reduce.cuh"
 
 #ifdef KFI_DEVICE_PASS
 // Of what a thread has to do with its row's vectors in memory.
@@ -87,13 +88,15 @@ template <int held> KFI_DEVICE void kfi_shift_hold(void *dst, const void *src, i
         if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], from + s * step * 2);
     }
     if (front && held * step + 8 <= of.a + room) kfi_copy<16>(&next, from + held * step * 2);
-    if (begins) v[0] = kfi_shift_read(from, of.a, of.a + room);
-    if (kfi_shift_ends(of, held + front) && !(begins && of.end == 0)) {
-        const uint4 last = kfi_shift_read(from + of.end * 2, 0, of.rest);
+    const bool ends = kfi_shift_ends(of, held + front) && !(begins && of.end == 0);
+    if (begins || ends) {
+        const uint4 head = kfi_shift_read(from, begins ? of.a : 8, of.a + room);
+        const uint4 tail = kfi_shift_read(ends ? from + of.end * 2 : from, 0, ends ? of.rest : 0);
+        if (begins) v[0] = head;
 #pragma unroll
         for (int s = 0; s < held; ++s)
-            if (s * step == of.end) v[s] = last;
-        if (held * step == of.end) next = last;
+            if (ends && s * step == of.end) v[s] = tail;
+        if (ends && held * step == of.end) next = tail;
     }
 #pragma unroll
     for (int s = 0; s < held; ++s) {
@@ -143,6 +146,18 @@ KFI_DEVICE void kfi_shift_put(kfi_shifted *so, void *dst, const void *value, int
         kfi_shift_store<held>(so, dst, value, s, step, (int)room, g);
     else
         kfi_line_store<2, vec, whole>((char (*)[2])dst + off, value, left);
+}
+// What a vector adds to a row's reduction, element by element. Nearly all vectors lie wholly in the row: they take no comparison each element.
+template <int word, int vec, int whole> KFI_DEVICE void kfi_shift_join(float *all, const float (&v)[vec], kf_i64 left)
+{
+    if (whole ? left > 0 : left >= vec) {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) *all = kfi_join(word, *all, v[e]);
+    } else if (!whole) {
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e < left) *all = kfi_join(word, *all, v[e]);
+    }
 }
 template <int size, int vec, int whole> KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
 {
