@@ -123,11 +123,15 @@ KFI_DEVICE void kfi_shift_store(kfi_shifted *so, void *dst, const void *value, i
     if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
-    if (s + 1 < held) return;
-    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0)) kfi_shift_write(to + of.end * 2, so->last, 0, of.rest);
     const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
-    if (of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
+    if (s + 1 == held && of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
         kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
+}
+// After them all.
+template <int held> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, void *dst, int room, const kfi_line &g)
+{
+    const kfi_shift of = kfi_shift_at(dst, room, g);
+    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0)) kfi_shift_write((char *)dst - of.a * 2 + of.end * 2, so.last, 0, of.rest);
 }
 // What stands in a kernel: a row's vectors in registers; a result's to memory (room, left: from the thread's first element on, and from the
 // vector's); a vector of an operand that all rows share, of which most begin at an aligned address.
