@@ -24,7 +24,7 @@ def alignments(f):
 def check(lib, memory, f, rows, cols):
     """Right, and the same bits at every alignment, and of rows that lie apart."""
     sizes, first = sizes_of(f, rows, cols), None
-    for turn, shift in enumerate(alignments(f)):
+    for shift in alignments(f):
         got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=shift)
         first = first or got
         for name, array in got.items():

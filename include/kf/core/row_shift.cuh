@@ -73,8 +73,30 @@ KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
     for (int i = 0; i < 8; ++i)
         if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
 }
-// As kfi_line_hold: src is the thread's first element.
-template <int held> KFI_DEVICE void kfi_shift_hold(void *dst, const void *src, int first, int step, int room, const kfi_line &g)
+// A place that is read soon, by elements.
+KFI_DEVICE void kfi_shift_soon(const void *src)
+{
+#ifdef KFI_PTX
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(src));
+#else
+    (void)src;
+#endif
+}
+// As kfi_line_ahead: of the aligned vectors those that lie in the row.
+template <int held> KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+{
+    const kfi_shift of = kfi_shift_at(src, space, g);
+    const char *const from = (const char *)src - of.a * 2;
+    const bool begins = first == 0 && of.a > 0;
+#pragma unroll
+    for (int s = 0; s < held; ++s)
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + space) kfi_fetch<16>(slot + s * 16, from + s * step * 2);
+    if (begins && space > 0) kfi_shift_soon(src);
+    if (kfi_shift_ends(of, held)) kfi_shift_soon(from + of.end * 2);
+}
+// As kfi_line_hold: src is the thread's first element; slot: where its vectors are by now, if they are (ringed).
+template <int held, bool ringed>
+KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
 {
     uint4 *const v = (uint4 *)dst;
     const kfi_shift of = kfi_shift_at(src, room, g);
@@ -85,7 +107,7 @@ template <int held> KFI_DEVICE void kfi_shift_hold(void *dst, const void *src, i
 #pragma unroll
     for (int s = 0; s < held; ++s) {
         v[s] = zero;
-        if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], from + s * step * 2);
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], ringed ? slot + s * 16 : from + s * step * 2);
     }
     if (front && held * step + 8 <= of.a + room) kfi_copy<16>(&next, from + held * step * 2);
     const bool ends = kfi_shift_ends(of, held + front) && !(begins && of.end == 0);
@@ -135,13 +157,21 @@ template <int held> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, void *
 }
 // What stands in a kernel: a row's vectors in registers; a result's to memory (room, left: from the thread's first element on, and from the
 // vector's); a vector of an operand that all rows share, of which most begin at an aligned address.
-template <int vec, int whole, int held>
-KFI_DEVICE void kfi_shift_row(void *dst, bool ringed, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+template <int vec, int whole, int held, bool ringed>
+KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
 {
     if (held && !whole)
-        kfi_shift_hold<held>(dst, src, first, step, room, g);
+        kfi_shift_hold<held, ringed>(dst, slot, src, first, step, room, g);
     else
         kfi_line_hold<2, vec, whole, held>(dst, ringed, slot, src, step, room);
+}
+template <int vec, int whole, int held>
+KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+{
+    if (whole)
+        kfi_line_ahead<2, vec, held>(slot, src, step, space);
+    else
+        kfi_shift_ahead<held>(slot, src, first, step, space, g);
 }
 template <int vec, int whole, int held>
 KFI_DEVICE void kfi_shift_put(kfi_shifted *so, void *dst, const void *value, int s, kf_i64 off, int step, kf_i64 room, kf_i64 left, const kfi_line &g)
