@@ -14,6 +14,7 @@ struct kfi_spot {
     int rank;        // of the block in the row's cluster
     int group, lane; // which of the block's rows, and where in it
     int first, step; // its first column, and from one vector to the next
+    int reach;       // where vectors of a warp lie side by side: from there on they hold nothing of the row, nor the aligned ones in its place
     int turn, phase; // which of two sets of places in shared memory the row has: free again when the next row but one comes
 };
 // At first in a kernel. split: a row may have a cluster, whose blocks open `posts` posts each, at the beginning of shared memory. side: vectors
@@ -36,6 +37,7 @@ template <int vec, int split, int side> KFI_DEVICE kfi_spot kfi_line_enter(const
     if (side > 0) {
         at.first = (at.rank * g.lanes + (at.lane & ~31)) * side * vec + (at.lane & 31) * vec;
         at.step = (g.lanes < 32 ? g.lanes : 32) * vec;
+        at.reach = (int)g.cols - at.first + (at.lane & 31) * vec + vec - 1;
     }
     at.block = blockIdx.x >> bits;
     at.row = at.block * g.groups + at.group;

@@ -128,15 +128,17 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
 }
 // What a thread's stores know of each other.
 struct kfi_shifted {
+    char *first; // the thread's first element
+    int step, room;
     uint4 before; // what the lane before the first one has stored last
     uint4 last;   // the vector in which the row ends
 };
-// The thread's vector s of `held`, in order; dst is its first element.
-template <int held>
-KFI_DEVICE void kfi_shift_store(kfi_shifted *so, void *dst, const void *value, int s, int step, int room, const kfi_line &g)
+// The thread's vector s of `held`, in order.
+template <int held> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_line &g)
 {
-    const kfi_shift of = kfi_shift_at(dst, room, g);
-    char *const to = (char *)dst - of.a * 2;
+    const kfi_shift of = kfi_shift_at(so->first, so->room, g);
+    const int step = so->step, room = so->room;
+    char *const to = so->first - of.a * 2;
     const uint4 own = *(const uint4 *)value, up = kfi_shift_lane(own, of, -1);
     const bool begins = s == 0 && of.lane == 0 && of.a > 0; // others have the elements before
     uint4 both = of.lane == 0 ? so->before : up;
@@ -150,49 +152,51 @@ KFI_DEVICE void kfi_shift_store(kfi_shifted *so, void *dst, const void *value, i
         kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
 }
 // After them all.
-template <int held> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, void *dst, int room, const kfi_line &g)
+template <int held, int way> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_line &g)
 {
-    const kfi_shift of = kfi_shift_at(dst, room, g);
-    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0)) kfi_shift_write((char *)dst - of.a * 2 + of.end * 2, so.last, 0, of.rest);
+    if (way % 2 || !held) return;
+    const kfi_shift of = kfi_shift_at(so.first, so.room, g);
+    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0))
+        kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// What stands in a kernel: a row's vectors in registers; a result's to memory (room, left: from the thread's first element on, and from the
-// vector's); a vector of an operand that all rows share, of which most begin at an aligned address.
-template <int vec, int whole, int held, bool ringed>
+// What stands in a kernel, whose `way` is 2 * walk + whole: a row's vectors to registers, the next row's to shared memory, a result's to memory
+// (left: elements from the vector's first one on).
+template <int held, int way>
 KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
 {
-    if (held && !whole)
-        kfi_shift_hold<held, ringed>(dst, slot, src, first, step, room, g);
+    if (held && way % 2 == 0)
+        kfi_shift_hold<held, (way > 1)>(dst, slot, src, first, step, room, g);
     else
-        kfi_line_hold<2, vec, whole, held>(dst, ringed, slot, src, step, room);
+        kfi_line_hold<2, 8, way % 2, held>(dst, way == 3, slot, src, step, room);
 }
-template <int vec, int whole, int held>
+template <int held, int way>
 KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
 {
-    if (whole)
-        kfi_line_ahead<2, vec, held>(slot, src, step, space);
+    if (way % 2)
+        kfi_line_ahead<2, 8, held>(slot, src, step, space);
     else
         kfi_shift_ahead<held>(slot, src, first, step, space, g);
 }
-template <int vec, int whole, int held>
-KFI_DEVICE void kfi_shift_put(kfi_shifted *so, void *dst, const void *value, int s, kf_i64 off, int step, kf_i64 room, kf_i64 left, const kfi_line &g)
+template <int held, int way>
+KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left, const kfi_line &g)
 {
-    if (held && !whole)
-        kfi_shift_store<held>(so, dst, value, s, step, (int)room, g);
+    if (held && way % 2 == 0)
+        kfi_shift_store<held>(so, value, s, g);
     else
-        kfi_line_store<2, vec, whole>((char (*)[2])dst + off, value, left);
+        kfi_line_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
 }
-// What a vector adds to a row's reduction, element by element. Nearly all vectors lie wholly in the row: they take no comparison each element.
-template <int word, int vec, int whole> KFI_DEVICE void kfi_shift_join(float *all, const float (&v)[vec], kf_i64 left)
+// What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those none is compared with its end.
+template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
 {
-    if (whole ? left > 0 : left >= vec) {
+    if (way % 2 || left >= 8) {
 #pragma unroll
-        for (int e = 0; e < vec; ++e) *all = kfi_join(word, *all, v[e]);
-    } else if (!whole) {
+        for (int e = 0; e < 8; ++e) element(e, way % 2 == 0 || left > 0);
+    } else {
 #pragma unroll
-        for (int e = 0; e < vec; ++e)
-            if (e < left) *all = kfi_join(word, *all, v[e]);
+        for (int e = 0; e < 8; ++e) element(e, e < left);
     }
 }
+// A vector of an operand that all rows share, of which most begin at an aligned address.
 template <int size, int vec, int whole> KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
 {
     if (whole || (left >= vec && ((size_t)src & 15) == 0))
