@@ -132,6 +132,11 @@ class RowCuda(RowsCuda):
         return self.vec == 8 and not self.k.pieces and not self.k.gathers
 
     @property
+    def skips(self):
+        """Whether a warp skips vectors that hold nothing of an odd row. Worth it where one tensor and weights are read: others spill, or wait longer."""
+        return self.shifts and len(self.k.loads) == 1 and bool(self.k.row_loads) and not self.transcendental
+
+    @property
     def late_sums(self):
         """{gradient that is summed over the rows and needs every pass: its text}."""
         return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}
