@@ -133,7 +133,7 @@ class RowCuda(RowsCuda):
 
     @property
     def skips(self):
-        """Whether a warp skips vectors that hold nothing of an odd row. Worth it where one tensor and weights are read: others spill, or wait longer."""
+        """Whether a warp skips vectors that hold nothing of an odd row: norms of one tensor gain by it, others spill, or wait longer."""
         return self.shifts and len(self.k.loads) == 1 and bool(self.k.row_loads) and not self.transcendental
 
     @property
