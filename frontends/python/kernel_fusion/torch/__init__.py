@@ -39,7 +39,7 @@ def _register() -> str | None:
         covered, why = [], str(e)
     for s in schemas:
         if s not in covered:
-            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
     return why
 
 
@@ -62,7 +62,7 @@ def function(op: _table.Op, activation: str) -> Callable[..., Any]:
     """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
     if op.own:
         for s in _define(op):
-            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
     return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
 
 

@@ -2,14 +2,15 @@
 """What the ops do with tensors on a GPU: kf's kernels on the current stream, workspaces from PyTorch's allocator."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from kernel_fusion import _gpu, _plan
 from kernel_fusion._info import cuda_available
-from kernel_fusion.torch._kernels import Result, plan, through
+from kernel_fusion.torch import _kernels
+from kernel_fusion.torch._kernels import LAUNCH, Result, plan
 from kernel_fusion.torch._schema import Schema
 
 
@@ -26,32 +27,35 @@ def why_not() -> str | None:
     return None
 
 
+def _refuse(s: Schema, activation: str, why: str) -> NoReturn:
+    raise NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
+
+
+def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
+           rng: Tensor | None, device: torch.device) -> None:
+    def space(size: int) -> tuple[Tensor, int]:
+        held = torch.empty(size, dtype=torch.uint8, device=device)
+        return held, held.data_ptr()
+
+    stream = torch.cuda.current_stream(device).cuda_stream
+    _gpu.library().call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
+                        space if s.call.workspace else None, device.index or 0, stream)
+
+
+LAUNCH["cuda"] = launch
+
+
 def kernel(s: Schema) -> Callable[..., Result]:
-    def run(*args: Any) -> Result:
-        first = next(x for x in args if isinstance(x, Tensor))
-        if s.op.own:
-            raise NotImplementedError(f"{s.op.said(s.sort(args).activation)}: no kernel for tensors on cuda: ops that a program makes have C kernels "
-                                      "alone. Tensors on the CPU are taken: x.cpu()")
-        device = first.device.index or 0
-        stream = torch.cuda.current_stream(first.device).cuda_stream
-
-        def space(size: int) -> tuple[Tensor, int]:
-            held = torch.empty(size, dtype=torch.uint8, device=first.device)
-            return held, held.data_ptr()
-
-        def launch(made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
-                   rng: Tensor | None) -> None:
-            at = None if rng is None else rng.data_ptr()
-            _gpu.library().call(made.function, addresses, sizes, strides, scalars, at, space if s.call.workspace else None, device, stream)
-
-        return through(s, launch)(*args)
+    run = _kernels.kernel(s)
 
     def checked(*args: Any) -> Result:
-        why = why_not() if not _gpu.opened() else None
+        why = None if _gpu.opened() else why_not()
+        if s.op.own:
+            why = why or "ops that a program makes have C kernels alone"
         if why:
             given = s.sort(args)
             plan(s, given, symbolic=False)  # what is wrong with the call is said first
-            raise NotImplementedError(f"{s.op.said(given.activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
+            _refuse(s, given.activation, why)
         return run(*args)
 
     return checked

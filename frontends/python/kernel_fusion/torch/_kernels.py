@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ops of torch.library do: on the CPU, through the C library; with fake tensors, shapes and dtypes alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,33 +82,41 @@ def fake(s: Schema) -> Callable[..., Result]:
     return run
 
 
-Launch = Callable[[_plan.Plan, list[int | None], list[int], list[int] | None, Sequence[float], Tensor | None], None]
+# Calls a launcher: of a schema and a plan; addresses, sizes and integers, strides, scalars, rng; on a device.
+Launch = Callable[[Schema, _plan.Plan, list[int | None], list[int], list[int] | None, Sequence[float], Tensor | None, torch.device], None]
 
 
-def through(s: Schema, launch: Launch) -> Callable[..., Result]:
-    """An op that a launcher computes. launch: of a plan, addresses, sizes and integers, strides, scalars, rng."""
+def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
+         rng: Tensor | None, _: torch.device) -> None:
+    """Through ctypes."""
+    _library.of(s.op).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(), s.call.workspace)
+
+
+LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
+
+
+def kernel(s: Schema) -> Callable[..., Result]:
     def run(*args: Any) -> Result:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
         outputs = _outputs(s, given, made)
         if any(wanted(s.call, given, i) for i in range(len(outputs))):
-            held, strides = _inputs(s, given, made)
-            addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
-            addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
-            launch(made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), s.call.values(given.scalars, s.op.dropout),
-                   None if given.rng is None else given.rng.contiguous())
+            call(s, given, made, outputs)
         return _result(outputs)
 
     return run
 
 
-def cpu(s: Schema) -> Callable[..., Result]:
-    """Through ctypes."""
-    def launch(made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
-               rng: Tensor | None) -> None:
-        _library.of(s.op).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(), s.call.workspace)
-
-    return through(s, launch)
+def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], of_outputs: Mapping[str, tuple[int, ...]] | None = None,
+         beta: float = 0.0) -> None:
+    """of_outputs: the strides of those that are not dense. beta: of what is in them is added to them."""
+    held, strides = _inputs(s, given, made)
+    strides |= of_outputs or {}
+    addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
+    addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
+    device = outputs[0].device
+    LAUNCH[device.type](s, made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
+                        s.call.values(given.scalars, s.op.dropout, beta), None if given.rng is None else given.rng.contiguous(), device)
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
