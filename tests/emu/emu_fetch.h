@@ -3,7 +3,7 @@
 #ifndef KF_EMU_FETCH_H
 #define KF_EMU_FETCH_H
 
-#include "emu_report.h"
+#include "emu_meet.h"
 
 #define MOST_COPIES 256
 struct copies {

@@ -5,6 +5,10 @@
 
 #include "emu_state.h"
 
+/* emu_time.h */
+static void async_resume(int t);
+static void async_end_thread(int t);
+
 /* Saves what a call must keep, on the stack that is left, and goes on with the other. */
 extern "C" void kf_emu_switch(void **from, void *to);
 #if defined(__x86_64__)
@@ -57,6 +61,7 @@ static void fiber_main()
         __tsan_acquire(&emu.launch_mark);
 #endif
         emu.call(emu.function, emu.args);
+        async_end_thread(t);
 #if defined(KF_EMU_TSAN)
         __tsan_release(&emu.done_mark);
 #endif
@@ -121,6 +126,7 @@ static void run_thread(int t)
     thread *self = &emu.threads[t];
     const unsigned number = (unsigned)t % MOST_THREADS;
     emu.current = t;
+    async_resume(t);
     if (emu.size > 1) blockIdx = block_of(t)->index;
     threadIdx.x = number % blockDim.x;
     threadIdx.y = number / blockDim.x % blockDim.y;

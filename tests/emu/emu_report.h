@@ -5,6 +5,8 @@
 
 #include "emu_fibers.h"
 
+static const char *async_detail(const thread *a); /* emu_async.h */
+
 static void say(const char *format, ...)
 {
     const size_t used = strlen(emu.report);
@@ -32,8 +34,8 @@ static bool same_place(const thread *a, const thread *b)
 {
     if (a->state != b->state) return false;
     if (a->state == NEW || a->state == READY || a->state == DONE) return true;
-    return a->line == b->line && a->mask == b->mask && (a->word == b->word || strcmp(a->word, b->word) == 0) &&
-           (a->file == b->file || strcmp(a->file, b->file) == 0);
+    return a->line == b->line && a->mask == b->mask && strcmp(async_detail(a), async_detail(b)) == 0 &&
+           (a->word == b->word || strcmp(a->word, b->word) == 0) && (a->file == b->file || strcmp(a->file, b->file) == 0);
 }
 
 /* The threads, those at one place together: "  0-31, 64: wait at __syncthreads, file:line". */
@@ -55,6 +57,7 @@ static void list_threads(int first, int count)
         }
         say(": %s", STATES[a->state]);
         if (a->state == AT_BARRIER || a->state == AT_CLUSTER || a->state == WRONG) say(" %s, %s:%d", a->word, a->file, a->line);
+        if (a->state == AT_ASYNC) say(" %s %s, %s:%d", a->word, async_detail(a), a->file, a->line);
         if (a->state == AT_WARP) say(" %s of lanes %08x, %s:%d", a->word, a->mask, a->file, a->line);
         say("\n");
     }

@@ -3,10 +3,9 @@
 #ifndef KF_EMU_RUN_H
 #define KF_EMU_RUN_H
 
-#include "emu_cluster.h"
 #include "emu_fetch.h"
-#include "emu_matrices.h"
 #include "emu_shared.h"
+#include "emu_time.h"
 
 /* 0 .. n - 1 as the order says. */
 static void put_in_order(unsigned *list, unsigned n)
@@ -20,10 +19,8 @@ static void put_in_order(unsigned *list, unsigned n)
 }
 
 /* The blocks of a cluster, or one block: those from number `first` of the grid on. */
-static void run_cluster(unsigned first)
+static void begin_cluster(unsigned first)
 {
-    unsigned order[MOST_BLOCKS * MOST_THREADS];
-    const int count = emu.size * emu.count;
     emu.done = emu.arrived = emu.phase = 0;
     for (int i = 0; i < emu.size; ++i) {
         block *b = &emu.blocks[i];
@@ -40,28 +37,44 @@ static void run_cluster(unsigned first)
 #if defined(KF_EMU_TSAN)
     __tsan_release(&emu.launch_mark);
 #endif
+}
+/* A thread goes on until it waits, and what waited for that goes on. */
+static void move_thread(int t)
+{
+    const int count = emu.size * emu.count;
+    run_thread(t);
+    if (block_of(t)->waiting == emu.count) end_barrier(block_of(t));
+    if (emu.arrived == count && emu.done < count) end_cluster_barrier();
+    if (emu.threads[t].state == AT_WARP) meet_lanes(t);
+    if (emu.threads[t].state == WRONG) {
+        begin_report(emu.fault, (unsigned)t % MOST_THREADS, emu.fault_number);
+        list_cluster();
+    } else if (!emu.failed) {
+        async_tick();
+    }
+}
+static void run_cluster(unsigned first)
+{
+    unsigned order[MOST_BLOCKS * MOST_THREADS];
+    const int count = emu.size * emu.count;
+    begin_cluster(first);
     while (emu.done < count && !emu.failed) {
         bool moved = false;
         put_in_order(order, (unsigned)count);
         for (int i = 0; i < count && !emu.failed; ++i) {
             int t = (int)order[i];
             if (emu.size > 1) t = t / emu.count * MOST_THREADS + t % emu.count;
-            if (emu.threads[t].state != NEW && emu.threads[t].state != READY) continue;
+            if ((emu.threads[t].state != NEW && emu.threads[t].state != READY) || async_asleep(t)) continue;
             moved = true;
-            run_thread(t);
-            if (block_of(t)->waiting == emu.count) end_barrier(block_of(t));
-            if (emu.arrived == count && emu.done < count) end_cluster_barrier();
-            if (emu.threads[t].state == AT_WARP) meet_lanes(t);
-            if (emu.threads[t].state == WRONG) {
-                begin_report(emu.fault, (unsigned)t % MOST_THREADS, emu.fault_number);
-                list_cluster();
-            }
+            move_thread(t);
         }
-        if (!moved) {
+        if (!moved && !async_advance()) {
             begin_report("no thread can go on: a barrier or a warp's word was not reached by all that it waits for");
             list_cluster();
+            list_mbarriers();
         }
     }
+    async_end();
     for (int i = 0; i < emu.size; ++i) give_dynamic(emu.blocks[i].dynamic);
     emu.blocks_run += (unsigned)emu.size;
 }

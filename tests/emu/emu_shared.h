@@ -14,7 +14,7 @@ static char *take_dynamic()
     p = mmap(nullptr, MOST_DYNAMIC, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const bool good = p != MAP_FAILED;
 #else
-    const bool good = posix_memalign(&p, 16, emu.dynamic_bytes) == 0;
+    const bool good = posix_memalign(&p, 1024, emu.dynamic_bytes) == 0;
 #endif
     if (!good) {
         perror("kf_emu: no memory for a block");

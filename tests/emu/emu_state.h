@@ -39,8 +39,8 @@ unsigned long long kf_emu_seed = 1;
 long kf_emu_launches, kf_emu_conflicts;
 }
 
-enum { NEW, READY, AT_BARRIER, AT_WARP, AT_CLUSTER, WRONG, DONE };
-static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at", "waits at", "is at", "has returned"};
+enum { NEW, READY, AT_BARRIER, AT_WARP, AT_CLUSTER, AT_ASYNC, WRONG, DONE };
+static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at", "waits at", "waits at", "is at", "has returned"};
 
 struct fiber {
     void *sp;
