@@ -19,7 +19,7 @@
 #define POISON 0x7fc0deadu /* a NaN: accumulators that a product has */
 #define MAP_MAGIC 0x6b666d6170ull
 
-int kf_emu_delay = 14;
+int kf_emu_delay = 14, kf_emu_hopper = 0;
 
 struct place {
     const char *file;

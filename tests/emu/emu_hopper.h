@@ -41,6 +41,7 @@ extern "C" {
 /* cuTensorMapEncodeTiled's arguments. What it refuses is refused; what is not emulated too. */
 int kf_emu_encode(void *map, int type, unsigned rank, void *base, const uint64_t *dim, const uint64_t *stride, const unsigned *box,
                   const unsigned *step, int interleave, int swizzle, int l2, int fill);
+extern int kf_emu_hopper; /* whether launchers find kernels of sm_90a */
 extern int kf_emu_delay; /* what is asynchronous ends within 2^kf_emu_delay switches of threads; 0: at once */
 }
 
