@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/gemm.cuh under seams written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
-// depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED] [rings]
+// depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
+// [rings]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -53,7 +54,8 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
     matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
     matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
-    if (c.apart != b.apart) c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
+    if (c.apart != b.apart)
+        c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
     for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
     matrix<stored> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
     for (stored &v : out.data) v = stored(77.0f);
@@ -207,7 +209,8 @@ static bool picks()
 int main(int count, char **words)
 {
     const bool rings = count > 3;
-    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = (int)(rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
+    const int cases = count > 1 ? std::atoi(words[1]) : 64,
+              kernels = (int)(rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
     if (!picks()) return 1;

@@ -8,7 +8,6 @@
 
 #include <kf/core/device.cuh>
 #include <kf/core/gemm.cuh>
-#include <kf/core/gemm_hopper.cuh>
 
 template <int type> struct of_type;
 template <> struct of_type<KFI_OF_BF16> {

@@ -27,6 +27,14 @@ class Old(Instance):
         return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
 
 
+@dataclass(frozen=True)
+class Hopper(Instance):
+    """Of sm_90a: not among the kernels that are loaded by name."""
+
+    def __str__(self):
+        return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+
+
 class GemmCuda(Cuda):
     @property
     def template(self):
@@ -134,7 +142,7 @@ class GemmCuda(Cuda):
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "g", "kfi_seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+        return ", ".join(f"&{n}" for n in ["t", "g", "kfi_seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments + ["kfi_maps"])
 
     @property
     def instances(self):
@@ -146,13 +154,19 @@ class GemmCuda(Cuda):
         name, state, size = f"kfk_{self.k.name}", ("from_state",) * self.k.keeps, self.k.dtype.size
         found = [Instance(name, ("act", f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         old = [Old(name, ("act", "KFI_TILE_LEAST", "KFI_ANY", *state))] if size == 2 else []
-        return [*found, *old, Instance(f"{name}_joint", ("act", *state))]
+        hopper = [Hopper(f"{name}_wgmma", ("act", *state)) if self.by_wgmma else NONE] if size == 2 else []
+        return [*found, *old, *hopper, Instance(f"{name}_joint", ("act", *state))]
+
+    @property
+    def by_wgmma(self):
+        """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh. A left factor that is made of tensors does not come by TMA."""
+        return not self.k.bwd and self.k.dtype.size == 2 and not self.loads
 
     @property
     def stage_instances(self):
         if not self.k.bwd:
-            return [self.instances[:-1], self.instances[-1:]]
-        size = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
+            return [[i for i in self.instances[:-1] if not isinstance(i, Hopper)], self.instances[-1:]]
+        size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
         found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
@@ -181,7 +195,7 @@ class GemmCuda(Cuda):
         found = []
         for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
             found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
-            found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))] if size == 2 else []
+            found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))), NONE] if size == 2 else []
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
 

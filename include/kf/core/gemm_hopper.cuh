@@ -150,7 +150,8 @@ template <int tile, int products> KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi
 template <int type, int tile, int layout>
 KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, bool first)
 {
-    constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32, step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes of 16 of the depth
+    constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32,
+                  step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes of 16 of the depth
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
     const unsigned at = r.stages + r.stage * kfi_ring_stage(tile);
     const unsigned long long a = kfi_wgmma_operand(at, 8192, 1024), b = kfi_wgmma_operand(at + kfi_ring_a(tile), 8192, 1024);
@@ -158,8 +159,8 @@ KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const
     for (int q = 0; q < KFI_RING_DEPTH / 16; ++q)
 #pragma unroll
         for (int m = 0; m < kfi_tile_rows(tile) / 64; ++m)
-            kfi_wgmma<kfi_tile_cols(tile), type, transposed_a, transposed_b>(sums[m], a + (m * 8192 + q * step_a) / 16,
-                                                                             b + q * step_b / 16, !first || q > 0);
+            kfi_wgmma<kfi_tile_cols(tile), type, transposed_a, transposed_b>(sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16,
+                                                                             !first || q > 0);
 }
 // The sums of a tile. A warpgroup multiplies only in its turn: a waiter that is laps ahead of an mbarrier takes an old phase for its own.
 template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_tile_cols(tile) / 2], kfi_ring *r)

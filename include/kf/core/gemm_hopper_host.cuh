@@ -80,7 +80,7 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
                                         *turns ? (unsigned long long)f.matrices : 1};
     const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
     const unsigned box[] = {KFI_RING_DEPTH, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
-    const int of_type = f.type == KFI_OF_BF16 ? 9 : 6; // CU_TENSOR_MAP_DATA_TYPE_
+    const int of_type = f.type == KFI_OF_BF16 ? 9 : 6;                                                    // CU_TENSOR_MAP_DATA_TYPE_
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
 // Both factors of one product, or of two of one A. False: not to be had by TMA.
@@ -89,12 +89,12 @@ KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, 
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
     const int rows = kfi_tile_rows(KFI_TILE_TURNS), cols = kfi_tile_cols(KFI_TILE_TURNS) / s.products;
-    const kfi_mapped of_a = {a.p[0], turned_a ? s.rows : s.depth, turned_a ? s.depth : s.rows, a.ld[0], s.matrices, a_matrix,
-                             type, turned_a ? KFI_RING_DEPTH : rows};
+    const kfi_mapped of_a = {a.p[0], turned_a ? s.rows : s.depth,     turned_a ? s.depth : s.rows, a.ld[0], s.matrices, a_matrix,
+                             type,   turned_a ? KFI_RING_DEPTH : rows};
     bool mapped = kfi_map_factor(&maps->a, &maps->turns_a, of_a);
     for (int p = 0; mapped && p < s.products; ++p) {
-        const kfi_mapped of_b = {b.p[p], turned_b ? s.cols : s.depth, turned_b ? s.depth : s.cols, b.ld[p], s.matrices, b_matrix[p],
-                                 type, turned_b ? KFI_RING_DEPTH : cols};
+        const kfi_mapped of_b = {b.p[p], turned_b ? s.cols : s.depth,     turned_b ? s.depth : s.cols, b.ld[p], s.matrices, b_matrix[p],
+                                 type,   turned_b ? KFI_RING_DEPTH : cols};
         mapped = kfi_map_factor(&maps->b[p], &maps->turns_b[p], of_b);
     }
     return mapped;

@@ -35,6 +35,7 @@ struct kfi_gemm_op {
     int layout;
     const char *loaded; // what the seam of the left factor reads beside that: tensors, from 'a' on
     bool has_seam;
+    int type; // KFI_OF_
 };
 
 KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products, int bytes)
@@ -45,9 +46,23 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
     return kfi_workspace(parts > 0 ? parts : 1); // that a call has one does not depend on its sizes
 }
 
-// The forward of an op. t, g, seams: kernel arguments to fill in; args: of the kernel, and of that which joins.
+// By wgmma, if the operands and the device allow it: false where they do not.
+KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_gemm_tensors &t, bool wide, kfi_gemm *g,
+                                            kfi_gemm_maps *maps, void **args, cudaStream_t stream, kf_result_t *result)
+{
+    const int *const w = op.weights, last = op.products - 1;
+    const kfi_gemm_side a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}}, b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
+    const kf_i64 b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
+    if (op.has_seam || !kfi_gemm_by_wgmma(s) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
+    if (!kfi_gemm_map(maps, s, op.type, op.layout, a, t.matrix[op.left], b, b_matrix)) return false;
+    if (!kfi_gemm_fill(g, s, kfi_gemm_wgmma_choice(s), wide, nullptr)) return false;
+    *result = kfi_gemm_launch_wgmma(&op.name, op.kernels[KFI_GEMM_WGMMA], maps, *g, s.matrices, args, stream);
+    return true;
+}
+
+// The forward of an op. t, g, seams, maps: kernel arguments to fill in; args: of the kernels.
 KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *sizes, kfi_gemm_tensors *t, kfi_gemm *g, kfi_gemm_seams *seams,
-                                       void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+                                       kfi_gemm_maps *maps, void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_operands operands;
     kfi_gemm_lie lie[KFI_MAX_TENSORS];
@@ -71,6 +86,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
         if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i])
             wide = wide && kfi_gemm_whole(*t, i, op.size);
     s.mma = op.size != 2 || kfi_gemm_has_mma(op.kernels[1]);
+    if (kfi_gemm_forward_wgmma(op, s, *t, wide, g, maps, args, stream, &result)) return result;
     const kfi_gemm_choice choice = kfi_gemm_pick(s);
     if (!kfi_gemm_fill(g, s, choice, wide, workspace))
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
