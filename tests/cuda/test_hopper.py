@@ -2,7 +2,6 @@
 """Every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0: the program that the emulation runs
 (tests/emu/hopper_words.cpp), alone and under compute-sanitizer."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -13,18 +12,7 @@ import toolkit
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
-
-
-def capability():
-    cuda, numbers = ctypes.CDLL("libcuda.so.1"), []
-    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-        number = ctypes.c_int()
-        assert cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) == 0
-        numbers.append(number.value)
-    return tuple(numbers)
-
-
-if capability() != (9, 0):
+if kflib.capability() != (9, 0):
     pytest.skip("the device has no instructions of sm_90a", allow_module_level=True)
 SANITIZER = shutil.which("compute-sanitizer") or next((p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None)
 

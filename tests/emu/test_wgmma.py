@@ -9,11 +9,10 @@ import cases
 import checks
 import emulator
 import faults
-import kflib
 import pytest
-import selection
 import toolkit
 from conftest import BUILD
+from wgmma import FUNCTIONS
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/gemm_hopper.cuh"
@@ -77,14 +76,6 @@ def test_seeded_fault(include, tmp_path, what):
 
 # ---- launchers
 
-def functions():
-    """Of each op whose left factor is as it is, with an activation that has scalars, or none."""
-    found = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["family"] == "gemm" and not f["bwd"]
-             and f["dtypes"][0] in ("bf16", "f16") and not f["op"].startswith("{act}_") and f["activation"] in ("none", "gelu", "elu")]
-    return selection.cover(lambda f: [("op", f["op"], f["state"]), ("dtype", f["dtypes"][0], f["layout"]), ("activation", f["activation"])], found)
-
-
-FUNCTIONS = functions()
 # batch, rows, cols, depth; rows beyond 64, depths that fill the ring and go around it
 SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), *cases.by_level([], [(1, 65, 8, 8), (1, 300, 264, 328), (3, 129, 40, 64)])]
 
