@@ -72,7 +72,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     kfi_gemm_seams seams = {};
     seams.p[0] = shift.data();
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = kfi_tile_depth(tile);
+    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
     if (p.splits > 1 && p.depth > stage) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
@@ -95,10 +95,10 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     kf_result_t result;
     if constexpr (tile == KFI_TILE_TURNS) {
         kfi_gemm_maps maps;
-        const kf_i64 b_matrices[] = {b.apart, b.apart};
+        const kf_i64 a_matrices[] = {a.apart, 0}, b_matrices[] = {b.apart, b.apart};
         void *ring_args[] = {&e, &g, &maps};
-        if (!kfi_gemm_map(&maps, sizes, type, layout, of_a, a.apart, of_b, b_matrices)) return false;
-        maps.units = g.row_tiles * g.col_tiles * p.matrices;
+        if (!kfi_gemm_map(&maps, sizes, type, layout, 1, of_a, a_matrices, of_b, b_matrices)) return false;
+        maps.units = g.row_tiles * g.col_tiles * p.matrices * choice.splits;
         result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(tile), ring_args,
                             nullptr, false, kfi_ring_shared(tile));
     } else {
@@ -230,7 +230,6 @@ int main(int count, char **words)
                      false};
         if (rings) { // around the ring twice and more
             p.depth = 1 + below(800);
-            p.splits = 1;
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
         if (!(rings ? RINGS : KERNELS)[i % kernels](p)) return 1;

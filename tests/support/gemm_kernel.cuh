@@ -121,13 +121,17 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     constexpr int tile = KFI_TILE_TURNS;
     kfi_begin();
-    kfi_ring ring = kfi_ring_begin<tile>(g);
+    kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, products>(&ring, g, maps);
-    kfi_ring_consume(&ring);
+    kfi_ring_consume<tile, products>(&ring, g, maps);
     kfi_gemm_at at;
     while (kfi_ring_next<tile, products>(&ring, &at, g, maps)) {
         float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
+        if (g.splits > 1) {
+            kfi_ring_leave<tile, products>(sums, ring, at, g);
+            continue;
+        }
 #pragma unroll 1
         for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
             kfi_ring_put<tile, products>(sums, ring, slab);

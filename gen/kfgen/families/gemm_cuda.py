@@ -35,6 +35,11 @@ class Hopper(Instance):
         return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
 
 
+def loaded(instances):
+    """Those that may be loaded by name."""
+    return [i for i in instances if not isinstance(i, Hopper)]
+
+
 class GemmCuda(Cuda):
     @property
     def template(self):
@@ -165,10 +170,10 @@ class GemmCuda(Cuda):
     @property
     def stage_instances(self):
         if not self.k.bwd:
-            return [[i for i in self.instances[:-1] if not isinstance(i, Hopper)], self.instances[-1:]]
+            return [loaded(self.instances[:-1]), self.instances[-1:]]
         size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
-        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (loaded(of[:-1]), of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
 
     # ---- backward
@@ -195,7 +200,9 @@ class GemmCuda(Cuda):
         found = []
         for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
             found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
-            found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))), NONE] if size == 2 else []
+            if size == 2:
+                found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
+                found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
 

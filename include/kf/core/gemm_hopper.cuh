@@ -25,11 +25,12 @@ KFI_BOTH constexpr int kfi_ring_shared(int tile)
     return 1024 + KFI_RING_STAGES * kfi_ring_stage(tile) + 8 * 16 * KFI_RING_PITCH * 4 + 2 * 8 * KFI_RING_STAGES;
 }
 
-// The factors, as TMA knows them. turns: 1, or 0 where all matrices of the batch have the same one.
+// The factors, as TMA knows them: of two products of one A, or of two products that are added up (terms). turns: 1, or 0 where all matrices
+// of the batch have the same one.
 struct kfi_gemm_maps {
-    kfi_tensor_map a, b[2];
-    int turns_a, turns_b[2];
-    unsigned units; // tiles of all matrices
+    kfi_tensor_map a[2], b[2];
+    int turns_a[2], turns_b[2], terms;
+    unsigned units; // tiles of all matrices and splits
 };
 
 // Where there are no such instructions the code is empty. Host code sees it by how many threads the kernel may have.
@@ -46,7 +47,7 @@ struct kfi_ring {
     unsigned stages, full, empty; // addresses
     float *slab;                  // of this thread's warp
     int group;                    // 0 loads, 1 and 2 multiply
-    int count;                    // stages of a tile
+    int count, other;             // stages of this warpgroup's tile, and of the other one's behind it
     int stage, phase;
     unsigned unit; // the tile that comes next
 };
@@ -60,8 +61,18 @@ KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
     r->phase ^= 1;
 }
 
+KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
+{
+    return (at.end - at.begin + KFI_RING_DEPTH - 1) / KFI_RING_DEPTH;
+} // stages of a term
+// Stages of a tile; none behind the last one.
+template <int tile, int products> KFI_DEVICE int kfi_ring_count(unsigned unit, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    return unit < maps.units ? kfi_ring_each(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms : 0;
+}
+
 // All threads come here.
-template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm &g)
+template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin()
 {
     kfi_ring r;
     char *const memory = kfi_dynamic();
@@ -80,8 +91,7 @@ template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm &g)
     __syncthreads();
     r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // the same for a warp, and the compiler knows it
     r.slab = (float *)slabs + (threadIdx.x / 32 + 4) % 8 * (16 * KFI_RING_PITCH);
-    r.count = (g.depth + KFI_RING_DEPTH - 1) / KFI_RING_DEPTH;
-    r.stage = r.phase = 0;
+    r.count = r.other = r.stage = r.phase = 0;
     r.unit = blockIdx.x;
     return r;
 }
@@ -89,27 +99,29 @@ template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm &g)
 // ---- the first warpgroup
 
 template <int tile, int layout, int products>
-KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int depth, const kfi_gemm_maps &maps)
+KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term, int depth, const kfi_gemm_maps &maps)
 {
     constexpr int cols = kfi_tile_cols(tile) / products;
     const unsigned to = r.stages + r.stage * kfi_ring_stage(tile), bar = r.full + 8 * r.stage;
-    const int of_a = (int)at.matrix * maps.turns_a;
+    const kfi_tensor_map *const a = maps.a + term;
+    const int of_a = (int)at.matrix * maps.turns_a[term];
     kfi_mbar_expect(bar, kfi_ring_stage(tile));
     if (layout & KFI_A_TRANSPOSED) {
 #pragma unroll
-        for (int i = 0; i < kfi_tile_rows(tile); i += 64) kfi_tma_load3(to + i * 128, &maps.a, bar, at.row + i, depth, of_a);
+        for (int i = 0; i < kfi_tile_rows(tile); i += 64) kfi_tma_load3(to + i * 128, a, bar, at.row + i, depth, of_a);
     } else {
-        kfi_tma_load3(to, &maps.a, bar, depth, at.row, of_a);
+        kfi_tma_load3(to, a, bar, depth, at.row, of_a);
     }
 #pragma unroll
     for (int p = 0; p < products; ++p) {
         const unsigned own = to + kfi_ring_a(tile) + p * cols * 128;
-        const int of_b = (int)at.matrix * maps.turns_b[p];
+        const kfi_tensor_map *const b = maps.b + (products > 1 ? p : term);
+        const int of_b = (int)at.matrix * maps.turns_b[products > 1 ? p : term];
         if (layout & KFI_B_TRANSPOSED) {
 #pragma unroll
-            for (int i = 0; i < cols; i += 64) kfi_tma_load3(own + i * 128, &maps.b[p], bar, at.col + i, depth, of_b);
+            for (int i = 0; i < cols; i += 64) kfi_tma_load3(own + i * 128, b, bar, at.col + i, depth, of_b);
         } else {
-            kfi_tma_load3(own, &maps.b[p], bar, depth, at.col, of_b);
+            kfi_tma_load3(own, b, bar, depth, at.col, of_b);
         }
     }
 }
@@ -119,10 +131,12 @@ template <int tile, int layout, int products> KFI_DEVICE void kfi_ring_produce(k
     if (threadIdx.x != 0) return;
     for (; r->unit < maps.units; r->unit += gridDim.x) {
         const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g, r->unit);
+        const int each = kfi_ring_each(at);
 #pragma unroll 1
-        for (int i = 0; i < r->count; ++i) {
+        for (int i = 0; i < each * maps.terms; ++i) {
+            const int term = i >= each;
             kfi_mbar_wait(r->empty + 8 * r->stage, r->phase ^ 1);
-            kfi_ring_load<tile, layout, products>(*r, at, i * KFI_RING_DEPTH, maps);
+            kfi_ring_load<tile, layout, products>(*r, at, term, at.begin + (i - term * each) * KFI_RING_DEPTH, maps);
             kfi_ring_go(r, 1);
         }
     }
@@ -131,18 +145,20 @@ template <int tile, int layout, int products> KFI_DEVICE void kfi_ring_produce(k
 // ---- the two others
 
 // The second one begins with the second tile, and with the other's turn.
-KFI_DEVICE void kfi_ring_consume(kfi_ring *r)
+template <int tile, int products> KFI_DEVICE void kfi_ring_consume(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     kfi_more_registers<240>();
     if (r->group == 1) return;
+    kfi_ring_go(r, kfi_ring_count<tile, products>(r->unit, g, maps));
     r->unit += gridDim.x;
-    kfi_ring_go(r, r->count);
     kfi_named_arrive<256>(1);
 }
 template <int tile, int products> KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi_gemm_at *at, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     if (r->unit >= maps.units) return false;
     *at = kfi_gemm_locate<tile, products>(g, r->unit);
+    r->count = kfi_ring_each(*at) * maps.terms;
+    r->other = kfi_ring_count<tile, products>(r->unit + gridDim.x, g, maps);
     r->unit += 2 * gridDim.x;
     return true;
 }
@@ -186,7 +202,7 @@ template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(floa
 #pragma unroll
         for (int i = 0; i < kfi_tile_cols(tile) / 2; ++i) kfi_wgmma_sum(sums[m][i]);
     if (tells) kfi_mbar_arrive(last);
-    kfi_ring_go(r, r->count); // over the other's tile
+    kfi_ring_go(r, r->other);
 }
 
 // ---- what a kernel's own code is given: 16 rows and KFI_RING_SLAB columns of a warp, of all products together
@@ -225,6 +241,27 @@ KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const k
 template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
 {
     kfi_copy<32>(values, r.slab + cell.at + product * (KFI_RING_SLAB / products));
+}
+// Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
+template <int tile, int products>
+KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, const kfi_gemm_at &at, const kfi_gemm &g)
+{
+#pragma unroll 1
+    for (int number = 0; number < kfi_ring_slabs(tile); ++number) {
+        kfi_ring_put<tile, products>(sums, r, number);
+#pragma unroll 1
+        for (int turn = 0; turn < kfi_ring_vectors<products>(); ++turn) {
+            kfi_gemm_cell cell;
+            if (!kfi_ring_find<tile, products>(&cell, number, turn, at, g)) continue;
+            alignas(16) float values[8];
+#pragma unroll
+            for (int p = 0; p < products; ++p) {
+                kfi_ring_take<products>(values, r, cell, p);
+                kfi_store<32>(kfi_gemm_part<4, products, 8>(cell, at.matrix, at.split, p, g), values);
+            }
+        }
+        __syncwarp();
+    }
 }
 #endif
 

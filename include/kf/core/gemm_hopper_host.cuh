@@ -60,7 +60,7 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel)
 #endif
 
 // Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
-KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && !s.grows && s.depth > 0; }
+KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
 
 // A factor: `outer` lines of `inner` elements of 2 bytes, in boxes of 64 elements of `lines` lines. turns: whether each matrix has its own.
 struct kfi_mapped {
@@ -83,32 +83,41 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
     const int of_type = f.type == KFI_OF_BF16 ? 9 : 6;                                                    // CU_TENSOR_MAP_DATA_TYPE_
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
-// Both factors of one product, or of two of one A. False: not to be had by TMA.
-KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type, int layout, const kfi_gemm_side &a,
-                                  const kf_i64 a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix)
+// The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
+KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type, int layout, int terms, const kfi_gemm_side &a,
+                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix)
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
-    const int rows = kfi_tile_rows(KFI_TILE_TURNS), cols = kfi_tile_cols(KFI_TILE_TURNS) / s.products;
-    const kfi_mapped of_a = {a.p[0], turned_a ? s.rows : s.depth,     turned_a ? s.depth : s.rows, a.ld[0], s.matrices, a_matrix,
-                             type,   turned_a ? KFI_RING_DEPTH : rows};
-    bool mapped = kfi_map_factor(&maps->a, &maps->turns_a, of_a);
-    for (int p = 0; mapped && p < s.products; ++p) {
-        const kfi_mapped of_b = {b.p[p], turned_b ? s.cols : s.depth,     turned_b ? s.depth : s.cols, b.ld[p], s.matrices, b_matrix[p],
-                                 type,   turned_b ? KFI_RING_DEPTH : cols};
-        mapped = kfi_map_factor(&maps->b[p], &maps->turns_b[p], of_b);
+    const int lines_a = turned_a ? KFI_RING_DEPTH : kfi_tile_rows(KFI_TILE_TURNS),
+              lines_b = turned_b ? KFI_RING_DEPTH : kfi_tile_cols(KFI_TILE_TURNS) / s.products;
+    bool mapped = true;
+    maps->terms = terms;
+    for (int i = 0; mapped && i < terms; ++i) {
+        const kfi_mapped f = {a.p[i], turned_a ? s.rows : s.depth, turned_a ? s.depth : s.rows, a.ld[i], s.matrices, a_matrix[i], type,
+                              lines_a};
+        mapped = kfi_map_factor(&maps->a[i], &maps->turns_a[i], f);
+    }
+    for (int i = 0; mapped && i < (terms > s.products ? terms : s.products); ++i) {
+        const kfi_mapped f = {b.p[i], turned_b ? s.cols : s.depth, turned_b ? s.depth : s.cols, b.ld[i], s.matrices, b_matrix[i], type,
+                              lines_b};
+        mapped = kfi_map_factor(&maps->b[i], &maps->turns_b[i], f);
     }
     return mapped;
 }
-KF_FN kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
+// As many splits as kfi_gemm_pick has, or fewer: so many partial sums there is room for.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
 {
-    const kfi_gemm_choice choice = {KFI_TILE_TURNS, KFI_WHOLE, 1, s.depth};
+    kfi_gemm_choice choice = {KFI_TILE_TURNS, KFI_WHOLE, 1, s.depth};
+    kfi_gemm_split(&choice, s);
+    choice.slice = kfi_ceil(choice.slice, KFI_RING_DEPTH) * KFI_RING_DEPTH;
+    choice.splits = kfi_ceil(s.depth, choice.slice);
     return choice;
 }
 // The launch, of a g that was filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
                                                   kf_i64 matrices, void **args, cudaStream_t stream)
 {
-    maps->units = (unsigned)((kf_i64)g.tiles.d * matrices);
+    maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
     const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
     return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(KFI_TILE_TURNS), args, stream, false,
                       (unsigned)kfi_ring_shared(KFI_TILE_TURNS));

@@ -47,14 +47,14 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
 }
 
 // By wgmma, if the operands and the device allow it: false where they do not.
-KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_gemm_tensors &t, bool wide, kfi_gemm *g,
-                                            kfi_gemm_maps *maps, void **args, cudaStream_t stream, kf_result_t *result)
+KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_gemm_tensors &t, bool wide,
+                                            kfi_gemm *g, kfi_gemm_maps *maps, void **args, cudaStream_t stream, kf_result_t *result)
 {
     const int *const w = op.weights, last = op.products - 1;
     const kfi_gemm_side a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}}, b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
-    const kf_i64 b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
+    const kf_i64 a_matrix[] = {t.matrix[op.left], 0}, b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
     if (op.has_seam || !kfi_gemm_by_wgmma(s) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
-    if (!kfi_gemm_map(maps, s, op.type, op.layout, a, t.matrix[op.left], b, b_matrix)) return false;
+    if (!kfi_gemm_map(maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix)) return false;
     if (!kfi_gemm_fill(g, s, kfi_gemm_wgmma_choice(s), wide, nullptr)) return false;
     *result = kfi_gemm_launch_wgmma(&op.name, op.kernels[KFI_GEMM_WGMMA], maps, *g, s.matrices, args, stream);
     return true;
