@@ -137,13 +137,13 @@ class GemmCuda(Cuda):
 
     @property
     def finish_parameters(self):
-        found = ["const kfi_gemm_cell &kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
+        found = ["const kfi_gemm_cell *kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
                  *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
         return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.k.has_act)
 
-    @property
-    def finish_arguments(self):
-        return ", ".join(["kfi_cell", "kfi_matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+    def finish_arguments_of(self, cells):
+        """cells: where the first of the vectors' is."""
+        return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
 
     @property
     def kernel_arguments(self):

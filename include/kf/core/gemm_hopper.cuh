@@ -226,6 +226,7 @@ template <int tile, int products> KFI_DEVICE void kfi_ring_put(float (*sums)[kfi
 }
 // Vectors of a lane, of 8 elements.
 template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
+// left is not positive where there is nothing.
 template <int tile, int products>
 KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
 {
@@ -233,10 +234,10 @@ KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const k
     const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 8;
     cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + row;
     cell->col = at.col + number % across * wide + col;
-    cell->left = g.cols - cell->col;
+    cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
     cell->whole = g.wide && cell->left >= 8;
     cell->at = row * KFI_RING_PITCH + col;
-    return cell->row < g.rows && cell->left > 0;
+    return cell->left > 0;
 }
 template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
 {
