@@ -32,7 +32,7 @@ KF_FN bool kfi_has_wgmma(const void *) { return false; }
 KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
 {
     static void *known = nullptr; // threads that ask at the same time write the same pointer
-    void *found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    void *found = kfi_read_pointer(&known);
     if (found) return (kfi_encode_map)found;
     cudaDriverEntryPointQueryResult query;
 #if CUDART_VERSION >= 12050
@@ -41,7 +41,7 @@ KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
     const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &query);
 #endif
     if (error != cudaSuccess || query != cudaDriverEntryPointSuccess) return nullptr;
-    __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    kfi_write_pointer(&known, found);
     return (kfi_encode_map)found;
 }
 // Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too, the kernel may have a warp's threads.
