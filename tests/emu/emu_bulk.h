@@ -88,6 +88,8 @@ static void set_tensor(flight *f, const void *map, const int *c, int rank)
     const tensor_map &m = f->map;
     if (m.magic != MAP_MAGIC || m.rank != rank) fail(f->at, "no tensor map of %d dimensions", rank);
     if ((uintptr_t)map % 64) fail(f->at, "a tensor map at an address that is no multiple of 64");
+    if (c[0] * m.element % 16)
+        fail(f->at, "a box from coordinate %d on, no multiple of 16 bytes: a GPU takes that for an illegal instruction", c[0]);
     f->tensor = true;
     f->bytes = m.element;
     for (int i = 0; i < rank; ++i) {

@@ -224,7 +224,7 @@ static bool right(const char *what, bool good)
 
 static bool instructions()
 {
-    const int inside[] = {8, 3, 1}, before[] = {-5, -2, -1}, behind[] = {60, 9, 2}, nowhere[] = {80, 20, 5}, first[] = {0, 0, 0};
+    const int inside[] = {8, 3, 1}, before[] = {-8, -2, -1}, behind[] = {56, 9, 2}, nowhere[] = {80, 20, 5}, first[] = {0, 0, 0};
     bool good = RIGHT(bulks()) && RIGHT(boxes(false, true, inside, first)) && RIGHT(boxes(false, false, before, behind)) &&
                 RIGHT(boxes(true, true, before, inside)) && RIGHT(boxes(true, false, behind, behind)) &&
                 RIGHT(boxes(true, true, nowhere, nowhere));
@@ -258,6 +258,7 @@ static bool misuses()
                 {SUMS_TOO_SOON, "accumulators were written", nullptr},
                 {NOT_MADE, "without fence.mbarrier_init", nullptr},
                 {NEGATIVE, "illegal instruction", nullptr},
+                {ODD_PLACE, "no multiple of 16 bytes", nullptr},
                 {NO_REGISTERS, "no thread can go on", nullptr},
                 {NO_ASYNC_FENCE, "without fence.proxy.async", nullptr},
                 {TOO_MANY, "nobody waited", "more arrivals"},

@@ -225,6 +225,7 @@ enum {
     SUMS_TOO_SOON,
     NOT_MADE,
     NEGATIVE,
+    ODD_PLACE,
     NO_REGISTERS,
     NO_ASYNC_FENCE,
     TOO_MANY,
@@ -279,8 +280,8 @@ KFI_KERNEL void misuse(MAP map, float *out, int how)
         kfi_bulk_commit();
         if (how == NO_ASYNC_FENCE) kfi_bulk_wait<0>();
     }
-    if (how == NEGATIVE) {
-        kfi_tma_store(at, &map, 0, -1);
+    if (how == NEGATIVE || how == ODD_PLACE) {
+        kfi_tma_store(at, &map, how == ODD_PLACE ? 4 : 0, how == ODD_PLACE ? 0 : -1);
         kfi_bulk_commit();
         kfi_bulk_wait<0>();
     }

@@ -139,8 +139,8 @@ KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 #endif
 }
 
-// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the tensor loads as zero, and is not stored:
-// coordinates of a load may be negative, those of a store not.
+// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the tensor loads as zero, and is not stored.
+// To an H200 it is an illegal instruction if the innermost coordinate is no multiple of 16 bytes, or one of a store is negative.
 
 KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y KFI_AND_CALLER)
 {
