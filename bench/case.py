@@ -64,7 +64,7 @@ class Case:
     @property
     def elements(self):
         """Of a result: how many groups its channels make does not count. Where one tensor does not say all sizes, of the largest that has rows."""
-        if not self.f["axes"]:
+        if not self.f["axes"] or self.f["axes"]["shaped_by"]:
             return max(math.prod(self.shape(a)) for a in self.f["arguments"] if a.get("shape", [""])[0] == self.f["sizes"][0])
         return math.prod(n for name, n in zip(self.f["sizes"], self.sizes) if name != "groups")
 
@@ -79,7 +79,7 @@ class Case:
     @property
     def bytes(self):
         """Every tensor that the call touches, once: of one that is read at places of its own, as much as the manifest says."""
-        if not self.f["axes"]:
+        if not self.f["axes"] or self.f["axes"]["shaped_by"]:
             return eval(self.f["cost"]["bytes"], {}, dict(zip(self.f["sizes"], self.sizes)))  # noqa: S307 (kfgen's own expression)
         return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"] and a["null"] != "result"] + self.outputs)
 

@@ -11,7 +11,9 @@ import scipy.special as sp
 from kfgen import families, oracle, passes, product_oracle, row_oracle
 from kfgen.emit import evaluate
 from kfgen.expand import counted
-from kfgen.expr import COMPARISONS, KEEP, KEEP_SCALE, ExprError, Graph, parse, query_names, row_names, substitute
+from kfgen.expr import ExprError, Graph, parse
+from kfgen.gradient import substitute
+from kfgen.words import COMPARISONS, KEEP, KEEP_SCALE, query_names, row_names
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])

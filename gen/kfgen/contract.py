@@ -5,7 +5,7 @@ import ast
 import textwrap
 
 from kfgen import names
-from kfgen.expr import BOOLEAN, PRIMITIVES
+from kfgen.words import BOOLEAN, PRIMITIVES
 
 INFIX = {"add": ("+", 3), "sub": ("-", 3), "mul": ("*", 4), "div": ("/", 4), "lt": ("<", 2), "le": ("<=", 2), "gt": (">", 2), "ge": (">=", 2),
          "eq": ("==", 2), "ne": ("!=", 2), "and": ("and", 1), "or": ("or", 1)}

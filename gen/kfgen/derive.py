@@ -2,7 +2,9 @@
 """An op's expressions as a graph, and the gradients derived from them."""
 
 from kfgen.entries import names_read
-from kfgen.expr import COLUMN, ELEM, INF, QUERIES, QUERY, ROW, ROW_COUNTS, UNIFORM, ExprError, Graph, gradient, parse
+from kfgen.expr import ExprError, Graph, parse
+from kfgen.gradient import gradient
+from kfgen.words import COLUMN, ELEM, INF, QUERIES, QUERY, ROW, ROW_COUNTS, UNIFORM
 
 
 def in_order(texts):

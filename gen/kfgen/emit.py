@@ -3,7 +3,8 @@
 
 from dataclasses import dataclass
 
-from kfgen.expr import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM, KEEP, Graph
+from kfgen.expr import Graph
+from kfgen.words import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM, KEEP
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}

@@ -9,7 +9,9 @@ import keyword
 import re
 from dataclasses import dataclass, field
 
-from kfgen.expr import OVER_ROWS, PLACES, PRIMITIVES, Graph, gradient, parse, substitute
+from kfgen.expr import Graph, parse
+from kfgen.gradient import gradient, substitute
+from kfgen.words import OVER_ROWS, PLACES, PRIMITIVES
 
 # Ids of activations, with which kernels are instantiated. kf's own are written down: from 0 on, and fixed for ever. Users' follow from their
 # names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expression language: a DAG of primitives, the parser that builds it and reverse-mode differentiation.
+"""The expression language: a DAG of primitives, and the parser that builds it. words.py has the primitives, gradient.py the gradients.
 
 An expression is Python syntax, `act(a + b)` or `t = exp(x); t / (1 + t)`, parsed with `ast`. Nodes are hash-consed, so a
 common subexpression is one node, and are never re-associated: what is written is what is computed.
@@ -8,93 +8,26 @@ common subexpression is one node, and are never re-associated: what is written i
 import ast
 from dataclasses import dataclass
 
-# name: (argument names, {argument: rule for its adjoint}). A rule is written in the language itself; it sees the
-# arguments, `y` (the primitive's own value) and `dy` (the adjoint of y). A missing rule means "not differentiable".
-PRIMITIVES = {
-    "add": ("ab", {"a": "dy", "b": "dy"}),
-    "sub": ("ab", {"a": "dy", "b": "-dy"}),
-    "mul": ("ab", {"a": "dy * b", "b": "dy * a"}),
-    "div": ("ab", {"a": "dy / b", "b": "-(dy * (y / b))"}),
-    "neg": ("a", {"a": "-dy"}),
-    "abs": ("a", {"a": "where(a > 0, dy, where(a < 0, -dy, dy * 0))"}),
-    # A tie gives each half, NaN passes the gradient to both: PyTorch's rule.
-    "max": ("ab", {"a": "where(a < b, 0, where(a == b, 0.5 * dy, dy))", "b": "where(b < a, 0, where(a == b, 0.5 * dy, dy))"}),
-    "min": ("ab", {"a": "where(a > b, 0, where(a == b, 0.5 * dy, dy))", "b": "where(b > a, 0, where(a == b, 0.5 * dy, dy))"}),
-    "exp": ("a", {"a": "dy * y"}),
-    "expm1": ("a", {"a": "dy * exp(a)"}),
-    "log": ("a", {"a": "dy / a"}),
-    "log1p": ("a", {"a": "dy / (1 + a)"}),
-    "log1p01": ("a", {"a": "dy * rcp(1 + a)"}),  # log1p for 0 <= a <= 1
-    "sqrt": ("a", {"a": "dy * (0.5 / y)"}),
-    "rsqrt": ("a", {"a": "dy * (-0.5 * (y * y * y))"}),
-    "rcp": ("a", {"a": "-(dy * (y * y))"}),  # 1 / a for 2^-120 <= |a| <= 2^120
-    "sin": ("a", {"a": "dy * cos(a)"}),
-    "cos": ("a", {"a": "-(dy * sin(a))"}),
-    "tanh": ("a", {"a": "dy * (1 - y * y)"}),
-    "sigmoid": ("a", {"a": "dy * (y * sigmoid(-a))"}),
-    "erf": ("a", {"a": "dy * (1.1283791670955126 * exp(-(a * a)))"}),
-    "normcdf": ("a", {"a": "dy * normpdf(a)"}),
-    "normpdf": ("a", {"a": "-(dy * (a * y))"}),
-    "gelu": ("a", {"a": "dy * gelu_bwd(a)"}),
-    "gelu_bwd": ("a", {"a": "dy * ((2 - a * a) * normpdf(a))"}),
-    "act": ("a", {"a": "act_bwd(a, dy)"}),
-    "act_bwd": (("a", "d"), {}),
-    "act_bwd_out": (("y", "d"), {}),  # the same of act's result, where the derivative can be made of it
-    "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
-    # Over a row, where a graph has levels: ops over rows and reductions over an axis. Ties share a row's largest element: PyTorch's amax.
-    "sum": ("a", {"a": "dy"}),
-    "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
-    "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
-    # Without zeros the product over a; with one of them, that one gets the product of the others: PyTorch's prod.
-    "rowprod": ("a", {"a": "zeros = sum(where(a == 0, 1, 0)); others = prod(where(a == 0, 1, a)); "
-                           "dy * where(a == 0, where(zeros == 1, others, 0), where(zeros > 0, 0, y / a))"}),
-    "pick": ("ab", None),  # a row's value in column b, NaN where there is no such column; differentiated by hand
-    "stop": ("a", {"a": None}),  # the value without its gradient
-    "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
-    "lt": ("ab", {}),
-    "le": ("ab", {}),
-    "gt": ("ab", {}),
-    "ge": ("ab", {}),
-    "eq": ("ab", {}),
-    "ne": ("ab", {}),
-    "and": ("ab", {}),
-    "or": ("ab", {}),
-    "not": ("a", {}),
-}
-REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin", "prod": "rowprod"}  # as a spec calls them, of one argument
-PLACES = {"argmax": "rowmax", "argmin": "rowmin"}  # where the first of these is: a result of its own, of a reduction over an axis
-OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
-# What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
-UNIFORM, ROW, ELEM = range(3)
-COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
-COLUMN = "column"  # the place of an element in its row, from 0 on
-# Of [batch, heads, queries, keys], whose rows are the queries of a head: which one a row is, from 0 on, and how many there are.
-QUERY, QUERIES = "query", "queries"
-INF = "inf"
-ROW_NAMES = (COLUMN, COUNT, PER_COUNT, QUERY, QUERIES, INF)
-ROW_COUNTS = (COLUMN, COUNT, QUERY, QUERIES)  # whole numbers
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-BOOLEAN = {*COMPARISONS, "and", "or", "not"}
+from kfgen.words import (
+    BOOLEAN,
+    COMPARISONS,
+    COUNT,
+    ELEM,
+    KEEP,
+    KEEP_SCALE,
+    PER_COUNT,
+    PRIMITIVES,
+    QUERIES,
+    QUERY,
+    REDUCTIONS,
+    ROW,
+    ROW_WORDS,
+    UNIFORM,
+    WORDS,
+)
+
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
-# What takes many instructions on a CPU, and how many times as many as an exponential.
-TRANSCENDENTAL = dict.fromkeys(("exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid"), 1)
-TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
-# What a spec may call; the rest of PRIMITIVES is reached through operators.
-WORDS = sorted(set(PRIMITIVES) - BOOLEAN - OVER_ROWS - {"add", "sub", "mul", "div", "neg", "act_bwd", "act_bwd_out"}) + ["dropout"]
-ROW_WORDS = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
-# The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
-KEEP, KEEP_SCALE = "keep", "keep_scale"
-
-
-def query_names(rows, queries, np):
-    """The same of so many rows, of which `queries` in turn are a head's."""
-    return {QUERY: (np.arange(float(rows)) % max(queries, 1)).reshape(-1, 1), QUERIES: np.float64(queries)}
-
-
-def row_names(n, np):
-    """What expressions over rows of n elements read beside their operands."""
-    return {COUNT: np.float64(n), PER_COUNT: np.float64(1.0 / n if n else float("inf")), COLUMN: np.arange(float(n))}
 
 
 class ExprError(Exception):
@@ -343,110 +276,3 @@ def stages(graph, roots):
             found[i] = before
         depth[i] = before + (i in found)
     return found
-
-
-def gradient(graph, seeds, wrt):
-    """Reverse mode. seeds: {output node: node of its incoming gradient}. Returns {node of wrt: gradient or None}.
-
-    The adjoint on its way down is a value and the guards of the `where`s it came through. The guards are applied
-    last, where the value is used: masking first and multiplying after would give 0 * inf = NaN.
-    A value that is the same for a row gets the sum of what the row's elements give it.
-    """
-    parts = {}  # node: [(value, guards)]
-
-    def guarded(value, guards):
-        for condition, wanted in reversed(guards):
-            zero = graph.const(0)
-            value = graph.add("where", condition, *((value, zero) if wanted else (zero, value)))
-        return value
-
-    def give(node, value, guards, of=None):
-        if graph.levels is not None:
-            if graph.level(node) == UNIFORM:
-                return  # scalars have no gradient
-            if graph.level(node) == ROW and of is not None and graph.level(of) == ELEM:  # `of` is as many values as a row has
-                value, guards = total(graph, guarded(value, guards)), ()
-        parts.setdefault(node, []).append((value, guards))
-
-    def merge(found):
-        """Two parts from the two arms of one where become one part: where(condition, a, b)."""
-        for i, (a, ga) in enumerate(found):
-            for j, (b, gb) in enumerate(found[i + 1:], i + 1):
-                if ga and gb and ga[:-1] == gb[:-1] and ga[-1][0] == gb[-1][0] and ga[-1][1] != gb[-1][1]:
-                    condition, first = ga[-1]
-                    joined = graph.add("where", condition, *((a, b) if first else (b, a)))
-                    return merge(found[:i] + [(joined, ga[:-1])] + found[i + 1:j] + found[j + 1:])
-        return found
-
-    def settle(node):
-        found = merge(parts[node])
-        if len(found) == 1:
-            return found[0]
-        merged = guarded(*found[0])
-        for part in found[1:]:
-            merged = plus(merged, guarded(*part))
-        return merged, ()
-
-    def plus(a, b):
-        """a + b. Twice the same product: its factor that is the same for a row is doubled, once a row, which gives the same bits."""
-        node = graph.nodes[a]
-        if a == b and graph.levels is not None and node.op == "mul" and min(map(graph.level, node.args)) < ELEM:
-            row, other = sorted(node.args, key=graph.level)
-            return graph.add("mul", graph.add("add", row, row), other)
-        return graph.add("add", a, b)
-
-    for node, dy in seeds.items():
-        give(node, dy, ())
-    for i in range(max(seeds) if seeds else -1, -1, -1):
-        if i not in parts:
-            continue
-        node, (dy, guards) = graph.nodes[i], settle(i)
-        parts[i] = [(dy, guards)]
-        if node.op in ("const", "var") or graph.is_bool(i):
-            continue
-        if i in graph.closed:
-            of, derivative = graph.closed[i]
-            give(of, derivative(dy), guards, i)
-            continue
-        if node.op == "where":
-            condition, a, b = node.args
-            give(a, dy, guards + ((condition, True),), i)
-            give(b, dy, guards + ((condition, False),), i)
-            continue
-        if node.op == "pick":
-            give(node.args[0], graph.add("where", graph.add("eq", graph.var(COLUMN), node.args[1]), guarded(dy, guards), graph.const(0)), (), i)
-            continue
-        if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
-            give(node.args[0], graph.add("mul", dy, graph.var(PER_COUNT)), guards, i)
-            continue
-        names, rules = PRIMITIVES[node.op]
-        env = dict(zip(names, node.args), y=i, dy=dy, act_bwd=None)
-        for name, arg in zip(names, node.args):
-            if name not in rules:
-                raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
-            if graph.nodes[arg].op != "const" and rules[name] is not None:
-                value = parse(graph, rules[name], env)
-                if node.op == "act" and graph.levels is not None and any(graph.nodes[c].value == KEEP for c, _ in guards):
-                    value, guards = guarded(value, guards), ()  # several sums read it: the mask is applied once
-                give(arg, value, guards, i)
-    return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
-
-
-def substitute(source, target, roots, env, act=None):
-    """Copies roots into target, vars renamed by env (name: node), act and act_bwd replaced by act's own expressions.
-
-    act: a pair of functions (x) -> node and (x, dy) -> node that build the activation in target.
-    """
-    new = {}
-    for i in source.reachable(roots):
-        node = source.nodes[i]
-        args = [new[a] for a in node.args]
-        if node.op == "var":
-            new[i] = env.get(node.value, target.var(node.value))
-        elif act and node.op == "act":
-            new[i] = act[0](args[0])
-        elif act and node.op == "act_bwd":
-            new[i] = act[1](args[0], args[1])
-        else:
-            new[i] = target.add(node.op, *args, value=node.value)
-    return [new[r] for r in roots]

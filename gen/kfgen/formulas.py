@@ -7,7 +7,9 @@ axes than its results, it is reshaped first, so that it is broadcast.
 
 from dataclasses import dataclass
 
-from kfgen.expr import COLUMN, COMPARISONS, COUNT, KEEP, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW, Graph, substitute
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
+from kfgen.words import COLUMN, COMPARISONS, COUNT, KEEP, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW
 
 INFIX = {"add": ("+", 4), "sub": ("-", 4), "mul": ("*", 5), "div": ("/", 5), "lt": ("<", 1), "le": ("<=", 1), "gt": (">", 1), "ge": (">=", 1),
          "eq": ("==", 1), "ne": ("!=", 1), "and": ("&", 3), "or": ("|", 2)}

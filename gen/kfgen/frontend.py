@@ -18,7 +18,8 @@ VALUE = ("name", "default", "least", "most")
 def _call(members):
     """Of functions that differ by activation and dtypes."""
     f = members[0]
-    found = {"tensors": [], "sizes": f["sizes"], "strides": [], "workspace": f["workspace"] is not None, "integers": [], "scalars": []}
+    found = {"tensors": [], "sizes": f["sizes"], "strides": [], "workspace": f["workspace"] is not None, "integers": [], "scalars": [],
+             "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"]}
     for i, a in enumerate(f["arguments"]):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
@@ -43,8 +44,8 @@ def _entry(pattern, op, members):
     # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too (packed.py), give that of their tensors.
     second = "weights" if "weights" in of_u else "results" if of_u and all(len(m["dtypes"]) > 1 for m in forward) else ""
     return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
-            "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "dropout": f["dropout"], "empty": f["empty"],
-            "autocast": f["autocast"],
+            "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "shaped_by": f["axes"]["shaped_by"],
+            "dropout": f["dropout"], "empty": f["empty"], "autocast": f["autocast"],
             "activations": list(dict.fromkeys(m["activation"] for m in forward)),
             "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
             "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": second,
@@ -67,11 +68,13 @@ def table(made):
 
 def formulas(made):
     """{op: {activation: the statements of torch of forward and backward, and of a backward by the result}}, of a manifest's ops that have a gradient
-    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
+    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask; nor of
+    products."""
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
-        if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
+        several, saved = f["axes"]["shaped_by"], any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"])
+        if f["dropout"] or f["backward"] is None or several or saved:
             other.add(name)
         lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
         lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]

@@ -6,9 +6,10 @@ import functools
 
 from kfgen import spec as specs
 from kfgen.entries import Fields, Spec
-from kfgen.expr import PRIMITIVES, ExprError
+from kfgen.expr import ExprError
 from kfgen.paths import SPECS
 from kfgen.render import Selection
+from kfgen.words import PRIMITIVES
 
 FILE = "kf.fuse"  # in place of a file's name, in errors
 

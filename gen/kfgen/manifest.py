@@ -39,6 +39,7 @@ def tensor(k, stream, act, backward):
         "strides": laid, "broadcast": bool(laid) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
         "summed_over": [extent for extent in k.extents if extent not in k.shape(stream)] if summed else [],
+        "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
 
@@ -83,8 +84,10 @@ def tolerance(k, act):
 
 
 def autocast(k):
-    """What a framework that chooses dtypes for its user gives it: "float32" to sums and losses; tensors of several dtypes in the widest
-    ("promote"); else what it is given ("same")."""
+    """What a framework that chooses dtypes for its user gives it: "low" to products, the dtype of 2 bytes that it works with; "float32" to sums and
+    losses; tensors of several dtypes in the widest ("promote"); else what it is given ("same")."""
+    if k.family.autocast:
+        return k.family.autocast
     if k.dtypes[0] not in FLOAT_DTYPES or k.op.types == "pairs":
         return "same"
     if k.graph.levels is not None or k.op.reduced:
@@ -107,12 +110,12 @@ def saves_by_result(launcher, backward):
 
 
 def axes(k):
-    """How a tensor of any number of dimensions becomes the sizes: (families/family.py). None: one tensor alone does not say them all."""
+    """How tensors of any number of dimensions become the sizes: (families/family.py). None: their shapes alone do not say them all."""
     if k.form not in k.family.axes:
         return None
     axis, of = k.family.axes[k.form]
     batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
-    return {"axis": axis, "sizes": of, "batch": batch}
+    return {"axis": axis, "sizes": of, "batch": batch, "shaped_by": list(k.shaped_by)}
 
 
 def cost(k, tensors):

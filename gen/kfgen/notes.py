@@ -10,7 +10,9 @@ import scipy.special as sp
 from kfgen import families, oracle, passes, row_oracle
 from kfgen.check import COLS, ROWS, SHAPES, direction
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, Graph, query_names, row_names, substitute
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
+from kfgen.words import KEEP, KEEP_SCALE, query_names, row_names
 
 SCALES = (1e4, -1e4, 1e-4, -1e-4)
 LOST = 1e-3  # of the largest value of a result: single ones may be small because terms that have nothing to do with each other cancel

@@ -12,7 +12,8 @@ import numpy as np
 import scipy.special as sp
 
 from kfgen.emit import evaluate
-from kfgen.expr import Graph, gradient, parse, substitute
+from kfgen.expr import Graph, parse
+from kfgen.gradient import gradient, substitute
 
 UFUNC_RULES = {
     np.add: lambda y, a, b: (1.0, 1.0), np.subtract: lambda y, a, b: (1.0, -1.0), np.multiply: lambda y, a, b: (b, a),

@@ -15,27 +15,30 @@ SCALARS = ("scalar", "act_scalar", "beta", "probability")
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
     frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from a tensor's
-    shape: nobody could call them by tensors alone."""
+    shape: nobody could call them by tensors alone. Nor gradients in another dtype than their weights': a framework's have that."""
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
-        return (v["name"] == "I" and v["dtype"] != "i64") or (v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0])
+        other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
+        return other or v["of"] == "gradients of weights" or (v["name"] == "I" and v["dtype"] != "i64")
 
     return [f for f in manifest["functions"] if not f["state"] and f["axes"] and not any(left_out(f, v) for v in f["variables"])]
 
 
 def words(f, typed=False):
-    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's and p
-    behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, p in a place of its own."""
+    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's,
+    beta and p behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, beta and p in
+    places of their own."""
     order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
     at, found = dict.fromkeys("tns", 0), []
+    places = {"probability": "KFI_RT_P", "beta": "KFI_RT_BETA"}
     alone = {"seed": "r[0]", "offset": "r[1]", "activation": "a", "activation_scalars": "kfi_of_act"}
     for a in f["arguments"]:
         array = order.get(a["role"])
         if array:
             cast = "(float)" if a.get("ctype") == "float" else ""
-            if typed and a["role"] == "probability":
-                found.append(f"{cast}s[KFI_RT_P]")
+            if typed and a["role"] in places:
+                found.append(f"{cast}s[{places[a['role']]}]")
                 continue
             if typed and array == "t":
                 cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"

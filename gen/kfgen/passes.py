@@ -9,7 +9,8 @@ What is here knows neither dtypes nor a backend: how things are spelled is given
 from dataclasses import dataclass, field, replace
 
 from kfgen.emit import emit, reads
-from kfgen.expr import ELEM, KEEP, REDUCTIONS, ROW, TRANSCENDENTAL, Graph, stages
+from kfgen.expr import Graph, stages
+from kfgen.words import ELEM, KEEP, REDUCTIONS, ROW, TRANSCENDENTAL
 
 WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And

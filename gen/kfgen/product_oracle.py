@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kfgen import oracle, row_oracle
-from kfgen.expr import KEEP, KEEP_SCALE, Graph, substitute
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
+from kfgen.words import KEEP, KEEP_SCALE
 
 DOT = "dot"
 

@@ -14,7 +14,8 @@ from kfgen import oracle, passes
 from kfgen.derive import in_order
 from kfgen.emit import evaluate
 from kfgen.entries import names_read
-from kfgen.expr import BOOLEAN, PER_COUNT, PRIMITIVES, Graph, parse, row_names
+from kfgen.expr import Graph, parse
+from kfgen.words import BOOLEAN, PER_COUNT, PRIMITIVES, row_names
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):

@@ -8,7 +8,7 @@ from kfgen import limits, names, packed
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
-        -3: "THIRD", -2: "SECOND", -1: "LAST"}
+        "between": "BETWEEN", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
 
 
@@ -33,10 +33,17 @@ class Function:
         self.chooses_axis = "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
         self.dropout = self.first["dropout"]
         self.any_order = self.first["permutable"] and not any(a["summed_over"] for a in self.tensors)
+        self.several = self.first["axes"]["shaped_by"]
         self.shaped_by = self._shaped_by()
+        most = max(self.members, key=lambda f: len(f["dtypes"]))  # of fewer dtypes some tensors' are the same
+        self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
+        self.betas = [a["name"] for a in self.arguments("beta")]
 
     def _shaped_by(self):
-        """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one."""
+        """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one; where it takes two, that
+        with which others are compared."""
+        if self.several:
+            return next(a for a in self.tensors if a["name"] == self.several[-1])
         whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
         return next((a for a in whole if not self.unread(a) and not self.missing(a)), whole[0])
 
@@ -79,6 +86,7 @@ class Function:
         found += [("int64_t ", name) for name in self.integers] + [("double ", name) for name in self.scalars]
         if self.has_act and act:
             found += [("kf_activation_t ", "act")] + ([("const double *", "act_scalars")] if with_scalars else [])
+        found += [("double ", name) for name in self.betas]
         found += [("double ", "p"), ("uint64_t ", "seed"), ("uint64_t ", "offset")] if self.dropout else []
         return [*found, ("kf_stream_t *", "stream")]
 
@@ -100,11 +108,16 @@ class Function:
         fields = next((s["fields"] for s in self.arguments("strides")), [])
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (self.name, a["name"])
-        var = f"KFI_RT_{a['var'].upper()}" if a["var"] in VARIABLES else f"KFI_RT_FIXED + KF_{a['var'].upper()}"
+        var = self.var[a["name"]].upper()
+        var = f"KFI_RT_{var}" if self.var[a["name"]] in VARIABLES else f"KFI_RT_FIXED + KF_{var}"
         missing, mask = (sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a)))
         numbers = ", ".join(map(str, extents)) or "0"
-        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
+        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
                 f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
+
+    def shaped(self):
+        names = self.several or [self.shaped_by["name"]] * 2
+        return f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
 
     @property
     def count_of_entries(self):
@@ -120,8 +133,8 @@ class Function:
         return ", ".join(str(x) for x in (
             len(self.tensors), len(self.activations), self.count_of_entries, len(self.what), len(self.integers), len(self.scalars),
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
-            self.tensors.index(self.shaped_by), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
-            int(self.first["empty"] == "error" and not self.bwd),
+            self.tensors.index(self.shaped_by), self.shaped(), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
+            int(self.first["empty"] == "error" and not self.bwd), int(bool(self.betas)),
             "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER",
             int(self.chooses_axis), int(self.groups), self.batch()))
 

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Raised when a struct below grows or a function changes: files compiled against another one are refused. */
-#define KF_RUNTIME_ABI 1
+#define KF_RUNTIME_ABI 2
 #define KF_MAX_DIMS 8
 
 /* ABI: DLPack's numbers. */
@@ -139,7 +139,7 @@ typedef struct kf_op_info_t {
     const char *name, *activation;          /* "layer_norm_bwd"; "none" where there is none */
     const char *launcher;                   /* "kf_layer_norm_gelu_bwd_f32"; the CPU's has cpu_ behind kf_ */
     int32_t activation_id, on_cpu, on_cuda; /* on_: whether the program has it for that device */
-    int32_t takes_dim, takes_groups, takes_dropout;
+    int32_t takes_dim, takes_groups, takes_dropout, takes_beta;
     int32_t tensor_count, integer_count, scalar_count, act_scalar_count;
     kf_op_tensor_t tensors[KF_OP_MAX_TENSORS];
     const char *integers[KF_OP_MAX_NUMBERS], *scalars[KF_OP_MAX_NUMBERS], *act_scalars[4]; /* their names */
@@ -151,7 +151,8 @@ typedef struct kf_op_arguments_t {
     const int64_t *integers;
     const double *scalars, *act_scalars; /* act_scalars NULL: the defaults */
     int64_t groups;
-    double p; /* of dropout */
+    double p;    /* of dropout */
+    double beta; /* what is in a result times this is added to it */
     uint64_t seed, offset;
     int32_t dim; /* of a reduction */
 } kf_op_arguments_t;

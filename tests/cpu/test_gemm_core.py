@@ -35,7 +35,8 @@ def build(way, folder):
 
 
 def run(way, width, folder, seed, count=COUNT, threads=2):
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    # gcc 13's fake stacks, which it uses by default, put vectors of 64 bytes at multiples of 32 (gcc's defect 110027).
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ASAN_OPTIONS": "detect_stack_use_after_return=0"}
     done = subprocess.run([folder / "products", str(seed), str(count)], capture_output=True, text=True, env=environment)
     expected = f"{count} products, vectors of {min(width, HAS)} bytes, "
     assert done.returncode == 0 and done.stdout.startswith(expected), f"{way}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

@@ -22,7 +22,8 @@ LAUNCHED = [  # by 07_nvrtc.cpp: kernels as their cubins name them, blocks and t
     "_Z11kfk_add_f32ILi1ELi4ELi1EE 500 1 256", "_Z16kfk_bias_bwd_f32ILi7ELi4ELi0EE 256 1 512", "_Z16kfk_sum_partialsILi0ELi0EE 32 1 512",
     "_Z18kfk_layer_norm_f32ILi7ELi4ELi1EE 512 1 64", "_Z11kfk_sum_f32ILi0ELi1EE 32 1 256"]
 SAID = {"00_cpu.c": "-0.1587 0.8413 0.0000 1.9545 3.9999 2.9960\n", "00_backward.c": "dbias 1.0019 2.0838 1.5119\n",
-        "08_tensors.c": "2 6 0 0 4 8\n", "09_embedding.c": "0 2 0 4 2 of each token; token 5: NaN; turned -0.6023 2.7635\n"}
+        "08_tensors.c": "2 6 0 0 4 8\n", "11_layer.c": "30 120 2060 530\n",
+        "09_embedding.c": "0 2 0 4 2 of each token; token 5: NaN; turned -0.6023 2.7635\n"}
 
 
 def run(*command, status=(0,)):
@@ -41,7 +42,8 @@ def installed(out):
     shutil.copytree(ROOT / "include", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("meson.build"))
     shutil.copytree(kflib.render(BUILD)[1] / "kf", out / "kf", dirs_exist_ok=True)
     run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "render", "--spec", EXAMPLES / "my_ops.toml", "--out", out)
-    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add", "--dtypes", "f32", "-o", out / "functions.h")
+    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add,linear", "--dtypes", "f32", "--activations",
+        "none,relu", "-o", out / "functions.h")
     return out
 
 

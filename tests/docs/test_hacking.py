@@ -8,8 +8,8 @@ import kflib
 from conftest import ROOT
 from kfgen import contract, families
 from kfgen import spec as specs
-from kfgen.expr import WORDS
 from kfgen.render import Selection
+from kfgen.words import WORDS
 
 PAGE = (ROOT / "docs/hacking.md").read_text()
 QUOTE = re.compile(r"<!-- (in|explain): (\S+) -->\n```\w*\n(.*?)```\n", re.S)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm.cuh under seams written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
+// kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
 // [rings]
@@ -45,10 +45,9 @@ template <class T> struct matrix {
     T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
 };
 
-template <int type, int tile, int layout, int products, int how, int seam_a, int seam_b> static bool run(const problem &p)
+template <int type, int tile, int layout, int products, int how> static bool run(const problem &p)
 {
     typedef typename of_type<type>::stored stored;
-    typedef typename kfi_real<kfi_of_real(type)>::type real;
     constexpr bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
     const bool whole = how == KFI_WHOLE;
     matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
@@ -66,11 +65,6 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
         const int k = below(p.depth);
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(NAN);
     }
-    std::vector<real> shift((size_t)(p.depth > 0 ? p.depth : 1));
-    for (real &v : shift) v = (real)(below(9) - 4) / 4;
-
-    kfi_gemm_seams seams = {};
-    seams.p[0] = shift.data();
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
     const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
@@ -90,7 +84,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
                 residual.ld,
                 out.ld,
                 out.apart};
-    void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g, &seams}, *joint_args[] = {&e, &g};
+    void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g}, *joint_args[] = {&e, &g};
     const kfi_name name = {"product", ""};
     kf_result_t result;
     if constexpr (tile == KFI_TILE_TURNS) {
@@ -102,7 +96,7 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
         result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(tile), ring_args,
                             nullptr, false, kfi_ring_shared(tile));
     } else {
-        const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how, seam_a, seam_b>);
+        const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
                             args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
     }
@@ -120,11 +114,10 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
             for (col = 0; !wrong && col < p.cols; ++col) {
                 double sums[2] = {}, size[2] = {};
                 for (int k = 0; k < p.depth; ++k) {
-                    double x = number(transposed_a ? a(m, k, row) : a(m, row, k));
-                    if (seam_a) x = number(stored((float)(x * 0.5 + (double)shift[k])));
+                    const double x = number(transposed_a ? a(m, k, row) : a(m, row, k));
                     for (int i = 0; i < products; ++i) {
                         auto &w = i ? c : b;
-                        const double y = number(transposed_b ? w(m, k, col) : w(m, col, k)) * (seam_b ? 2 : 1);
+                        const double y = number(transposed_b ? w(m, k, col) : w(m, col, k));
                         sums[i] += x * y;
                         size[i] += std::fabs(x * y);
                     }
@@ -148,30 +141,29 @@ template <int type, int tile, int layout, int products, int how, int seam_a, int
     for (size_t i = 0; !wrong && i < covered.size(); ++i)
         if (!covered[i] && (number(out.data[i]) != 77.0 || number(pre.data[i]) != 77.0)) wrong = "something outside of out was written";
     if (!wrong) return true;
-    std::printf("type %d, tile %d, layout %d, products %d, how %d, seams %d %d: %d x %d x %d, %d matrices, %d splits, order %d, wide %d: "
+    std::printf("type %d, tile %d, layout %d, products %d, how %d: %d x %d x %d, %d matrices, %d splits, order %d, wide %d: "
                 "%s at (%d, %d): %g instead of %g\n",
-                type, tile, layout, products, how, seam_a, seam_b, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order,
-                p.whole, wrong, row - 1, col - 1, got, want);
+                type, tile, layout, products, how, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order, p.whole, wrong,
+                row - 1, col - 1, got, want);
     return false;
 }
 
-#define ALL_LAYOUTS(type, tile, products, how, a, b)                                                                                       \
-    run<type, tile, 0, products, how, a, b>, run<type, tile, 1, products, how, a, b>, run<type, tile, 2, products, how, a, b>,             \
-        run<type, tile, 3, products, how, a, b>
+#define ALL_LAYOUTS(type, tile, products, how)                                                                                             \
+    run<type, tile, 0, products, how>, run<type, tile, 1, products, how>, run<type, tile, 2, products, how>,                               \
+        run<type, tile, 3, products, how>
 static bool (*const KERNELS[])(const problem &) = {
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LARGE, 1, KFI_WHOLE, 0, 0), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE, 0, 0),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE, 0, 0), ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY, 0, 0),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY, 0, 0),    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE, 1, 0),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_ANY, 1, 2),   ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE, 0, 0),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY, 0, 0),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE, 0, 0),
-    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY, 1, 0),     ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY, 0, 0),
-    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE, 0, 0),  ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY, 1, 2),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY, 1, 0),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY, 0, 0)};
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),  ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),     ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
+    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
+    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
 
 // By wgmma.
 #define ALL_RINGS(type, products)                                                                                                          \
-    run<type, KFI_TILE_TURNS, 0, products, KFI_WHOLE, 0, 0>, run<type, KFI_TILE_TURNS, 1, products, KFI_WHOLE, 0, 0>,                      \
-        run<type, KFI_TILE_TURNS, 2, products, KFI_WHOLE, 0, 0>, run<type, KFI_TILE_TURNS, 3, products, KFI_WHOLE, 0, 0>
+    run<type, KFI_TILE_TURNS, 0, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 1, products, KFI_WHOLE>,                                  \
+        run<type, KFI_TILE_TURNS, 2, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 3, products, KFI_WHOLE>
 static bool (*const RINGS[])(const problem &) = {ALL_RINGS(KFI_OF_BF16, 1), ALL_RINGS(KFI_OF_F16, 1), ALL_RINGS(KFI_OF_BF16, 2)};
 
 // Choices are right whatever they are; these are what they should be.
@@ -181,7 +173,7 @@ static bool picks()
         kfi_gemm_sizes s;
         int tile, how;
         bool split;
-    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_LARGE, KFI_WHOLE, false},
+    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MIDDLE, KFI_WHOLE, false},
                 {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MIDDLE, KFI_ANY, false},
                 {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
                 {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_LEAST, KFI_ANY, false},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/gemm.cuh under seams written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
+"""kf/core/gemm.cuh under endings written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
 
 import os
 import subprocess
@@ -25,7 +25,6 @@ SEEDED = {
     "an odd element": (LOAD, r"off & 2u \? 16 : 0", "0"),
     "a load out of the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
     "an element behind the depth": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
-    "a seam's values where there is nothing": (LOAD, r"e < left \? values\[e\] : 0\.0f", "values[e]"),
     "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
     "a stage of numbers is filled while it is read": (SIMT, BARRIER % "to all", r"\1"),
     "a warp's rows are overwritten": (TILE, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),

@@ -2,6 +2,8 @@
 """Reductions over an axis beyond the numbers of those that there are: entries of a user's own, and bits that depend on axis and inner
 alone, in C and in the emulation of CUDA."""
 
+import subprocess
+
 import checks
 import emulator
 import kflib
@@ -120,3 +122,42 @@ def test_nothing_has_no_largest(built):
     call = checks.Layout(lib, largest, (2, 0, 3))
     assert lib.call(largest, call.given(memory.base)) == 2 and "axis is 0, expected 1 or more" in lib.detail
     assert lib.call(largest, call.given(memory.base) | {"outer": 0}) == 0
+
+
+PLANS = r"""
+#include <cstdio>
+#include <cuda_runtime.h>
+#include <kf/core/reduce.cuh>
+int main()
+{
+    for (long long outer, axis, vec; scanf("%lld %lld %lld", &outer, &axis, &vec) == 3;) {
+        kfi_reduce g, longer;
+        kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false);
+        longer = g;
+        kfi_reduce_lengthen(&longer, (int)vec, 64);
+        kfi_reduce never = g;
+        kfi_reduce_lengthen(&never, (int)vec, 0);
+        printf("%d %d %d %d\n", 1 << g.x, 1 << longer.x, 1 << never.x, (int)g.parts);
+    }
+}
+"""
+
+
+def test_threads_of_a_place(include, tmp_path):
+    """Of many long axes each has fewer threads, of up to 64 vectors, at least a warp, never so few that they do not fill the device; of
+    sums, whose bits would change, none has."""
+    (tmp_path / "plans.cpp").write_text(PLANS)
+    headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
+    flags = [f for f in emulator.flags("plain") if not f.startswith("-DKFI_")]  # as a device has them
+    objects = str(emulator.runtime(tmp_path, "plain"))
+    subprocess.run(["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"], cwd=tmp_path, check=True)
+    shapes = [(outer, axis, vec) for outer in (1, 7, 64, 1024, 4096, 8192, 32768, 1 << 20) for axis in (1, 4096, 8200, 16000, 32000, 131072, 1 << 20)
+              for vec in (4, 8)]
+    given = "".join(f"{outer} {axis} {vec}\n" for outer, axis, vec in shapes)
+    found = subprocess.run([tmp_path / "plans"], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+    plans = {s: [int(n) for n in line.split()] for s, line in zip(shapes, found, strict=True)}
+    assert [plans[s][1] for s in ((4096, 32000, 8), (8192, 16000, 8), (1024, 32000, 8), (1, 32000, 8))] == [64, 32, 256, 256]
+    for (outer, axis, vec), (before, longer, never, parts) in plans.items():
+        assert never == before and longer <= before
+        if longer < before:
+            assert parts == 1 and longer >= 32 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import storage
 from kfgen import product_oracle
-from kfgen.expr import KEEP, KEEP_SCALE
+from kfgen.words import KEEP, KEEP_SCALE
 
 # Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
 SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0],

@@ -11,20 +11,7 @@ import pytorch
 torch = pytorch.load()
 
 import torch.nn.functional as F  # noqa: E402
-
-
-def draw(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).requires_grad_()
-
-
-def same(call, reference, *tensors):
-    """Over tensors, with gradients, and over arrays."""
-    got, want = call(*tensors), reference(*tensors)
-    assert got.shape == want.shape and torch.allclose(got, want, 1e-11, 1e-11)
-    for m, t in zip(*(torch.autograd.grad(r.square().sum(), tensors) for r in (got, want))):
-        assert torch.allclose(m, t, 1e-9, 1e-10)
-    arrays = call(*(t.detach().numpy() for t in tensors))
-    assert np.allclose(arrays, want.detach().numpy(), 1e-11, 1e-11)
+from torchops import draw, same  # noqa: E402
 
 
 def test_gelu(kf):

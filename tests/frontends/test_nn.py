@@ -40,6 +40,7 @@ NORMS = [
     ("BatchNorm3d", (3,), {"affine": False}, [draw(2, 3, 2, 2, 2)], "batch_norm_train"),
     ("BatchNorm1d", (6,), {"track_running_stats": False}, [X], "batch_norm_train")]
 LAYERS = [
+    ("Linear", (6, 3), {}, [X], "linear"), ("Linear", (6, 3), {"bias": False}, [draw(2, 3, 6)], "linear"), ("Linear", (6, 3), {}, [X[0]], "linear"),
     ("GLU", (), {}, [X], "act_mul"), ("GLU", (1,), {}, [draw(2, 4, 3)], "act_mul"),
     ("Softmax", (-1,), {}, [X], "softmax"), ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"), ("LogSoftmax", (0,), {}, [X], "log_softmax")]
 ELEMENTS = [(name, (), {**k, "reduction": r}, [X, draw(6, 4).t().contiguous()], op)
@@ -97,7 +98,7 @@ def test_twins(name, args, kwargs, inputs, op):
 
 def test_an_activation_behind_a_norm():
     x = draw(4, 6)
-    made = [own.LayerNorm(6, activation="relu"), own.BatchNorm1d(6, activation="relu")]
+    made = [own.LayerNorm(6, activation="relu"), own.BatchNorm1d(6, activation="relu"), own.Linear(6, 3, activation="gelu")]
     made += [own.RMSNorm(6, activation="gelu"), own.GroupNorm(2, 6, activation="silu")] if kfpython.WHOLE else []
     for module in made:
         module.double()
@@ -140,6 +141,7 @@ def test_lower_dtypes():
     (lambda: own.GELU("erf"), ValueError, "kf.nn.GELU: approximate is erf, expected none or tanh"),
     (lambda: own.QuickGELU(alpha=1), TypeError, "kf.nn.QuickGELU has no alpha; its arguments: none"),
     (lambda: own.LayerNorm(6, activation="swish"), ValueError, "kf.layer_norm: activation is swish, expected one of none, relu,"),
+    (lambda: own.Linear(6, 3, activation="elu"), ValueError, "kf.linear: activation is elu, expected one of none, relu,"),
     (lambda: own.LayerNorm(6)(draw(4, 5)), ValueError, "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)"),
     (lambda: own.InstanceNorm1d(3, track_running_stats=True), ValueError, "kf.nn.InstanceNorm1d: track_running_stats is True, expected False"),
     (lambda: own.BatchNorm1d(3)(draw(1, 3)), ValueError, "one value for each channel has no variance"),
@@ -155,7 +157,7 @@ def test_what_is_refused(make, error, text):
 def test_compile_of_a_model():
     """Modules are in one graph of torch.compile; a model's weights go from one kind of module to the other."""
     def model(kind):
-        return torch.nn.Sequential(torch.nn.Linear(6, 3), kind.LayerNorm(3), kind.ReLU(), kind.BatchNorm1d(3))
+        return torch.nn.Sequential(kind.Linear(6, 3), kind.LayerNorm(3), kind.ReLU(), kind.BatchNorm1d(3))
 
     torch._dynamo.reset()
     theirs, mine = model(nn).double(), model(own).double()

@@ -10,7 +10,9 @@ import scipy.special as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from kfgen.emit import Target, emit, evaluate
-from kfgen.expr import BOOLEAN, WORDS, ExprError, Graph, gradient, parse
+from kfgen.expr import ExprError, Graph, parse
+from kfgen.gradient import gradient
+from kfgen.words import BOOLEAN, WORDS
 
 from examples import examples
 

@@ -106,8 +106,8 @@ def test_altered_ops_are_found(pattern):
 
 
 def test_wrong_rule_of_a_primitive_is_found(monkeypatch):
-    from kfgen import expr
-    monkeypatch.setitem(expr.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
+    from kfgen import words
+    monkeypatch.setitem(words.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
     found, op = [], SPEC.ops["div_{act}"]
     check._op(op, op.activations[0], found)
     assert any("gradient for b" in f for f in found)

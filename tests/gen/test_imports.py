@@ -8,11 +8,11 @@ from kflib import ROOT
 
 KFGEN = ROOT / "gen/kfgen"
 LAYERS = (
-    ("", "dtypes", "limits", "names", "paths", "stamp", "expr", "emit"),  # words, and expressions
+    ("", "dtypes", "limits", "names", "paths", "stamp", "words", "expr", "gradient", "emit"),  # words, and expressions
     ("entries", "derive", "activation", "passes", "oracle", "row_oracle", "product_oracle", "formulas"),  # what entries say, and what follows from it
-    ("contract", "chosen", "kernel", "schedule"),  # a kernel, of whatever family
+    ("contract", "chosen", "signature", "kernel", "schedule"),  # a kernel, of whatever family
     ("families",),
-    ("spec", "expand", "check", "notes"),  # all entries together
+    ("spec_checks", "spec", "expand", "check", "notes"),  # all entries together
     ("aliases", "abi", "launchers", "render", "manifest", "docs", "source", "package", "packed", "fused", "single", "frontend", "runtime", "explain"),
     ("cli", "__main__"))
 

@@ -227,8 +227,11 @@ def test_cost():
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
         found = sum(math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved)
-        extents = len(f["sizes"]) - ("groups" in f["sizes"])
-        assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents
+        extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
+        if f["axes"]["shaped_by"]:  # of matrices: one of elements, and as many products as weights, which are two each in a backward
+            weights = [a for a in tensors(f).values() if a["kind"] == "right" and a["role"] == "in"]
+            extents, products = 3, 2 * len(weights) * (2 if f["bwd"] else 1) * 3**4
+        assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents + products
 
 
 def test_in_place():

@@ -22,7 +22,8 @@ FEATURES = {
     "saved values": "kf_layer_norm_bwd_f64", "an output that others read": "kf_add_rms_norm_f64", "planes": "kf_instance_norm_bwd_f64",
     "groups": "kf_group_norm_relu_bwd_f64", "rows that are channels": "kf_batch_norm_train_f64", "queries": "kf_scale_causal_softmax_f64",
     "masks": "kf_scale_bool_mask_softmax_f64", "labels": "kf_cross_entropy_bwd_f64", "picked weights": "kf_cross_entropy_weighted_f64",
-    "an axis": "kf_std_bwd_f64", "products": "kf_prod_bwd_f64"}
+    "an axis": "kf_std_bwd_f64", "products": "kf_prod_bwd_f64", "products of matrices": "kf_linear_gelu_mul_bwd_f64",
+    "added to what is there": "kf_matmul_tn_f64"}
 TWO = (("kf_layer_norm_bwd_f32", {"rows": 300, "cols": 64}), ("kf_bias_bwd_f32", {"rows": 5000, "cols": 96}))
 TYPES = """#include <stdint.h>
 typedef enum { KF_SUCCESS } kf_result_t;
@@ -56,7 +57,11 @@ def test_it_is_what_tests_read(manifest):
 
 
 def more_dimensions(f, sizes):
-    """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one."""
+    """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one; of several tensors where it takes them."""
+    if f["axes"]["shaped_by"]:
+        more = {"batch": (2,), "rows": (3,) if "between" in f["axes"]["sizes"].values() else ()}
+        return {a["name"]: tuple(n for size in a["shape"] for n in (*more.get(size, ()), sizes[size]))
+                for a in from_manifest.tensors(f, "in") if a["name"] in f["axes"]["shaped_by"]}, None
     elem = next(a for a in from_manifest.tensors(f) if a["kind"] in ("elem", "half"))
     shape, parts = from_manifest.extents(elem, sizes), set(f["axes"]["sizes"].values())
     if f["form"] == "groups":
@@ -82,6 +87,8 @@ def test_fake_kernels(functions):
         made = from_manifest.fake(f, found)
         assert made and all(want == (checks.shape_of(f, tuple(found.values()), a), a["dtype"]) for a in from_manifest.tensors(f, "out", "sum")
                             for want in [made[a["name"]]]), f["name"]
+        if f["axes"]["shaped_by"]:
+            continue
         whole = [np.prod(s) for name, (s, _) in made.items() if next(a for a in f["arguments"] if a["name"] == name)["kind"] == "elem"]
         assert all(n == np.prod(shape) / (2 if "half" in {a["kind"] for a in from_manifest.tensors(f)} else 1) for n in whole), f["name"]
 
@@ -122,7 +129,7 @@ def test_formulas(feature, manifest, functions, library):
     """A call's results are those of the statements of NumPy."""
     f = functions[FEATURES[feature]]
     sizes = {"flat": (37,), "rows": (5, 12), "planes": (3, 4, 10), "channels": (3, 4, 10), "groups": (2, 3, 2, 6, 5), "heads": (2, 3, 5, 7),
-             "axis": (3, 8, 5)}[f["form"]]
+             "axis": (3, 8, 5)}.get(f["form"], (2, 3, 5, 4))
     call = checks.Layout(library, f, sizes)
     memory = checks.CpuMemory()
     result, back = memory.run(call.image, lambda base: library.call(f, call.given(base)))

@@ -9,9 +9,9 @@ import kflib
 import pytest
 from kfgen import names, spec
 from kfgen.cli import main
-from kfgen.expr import REDUCTIONS
 from kfgen.families import FAMILIES
 from kfgen.render import ROOT, Renderer, Selection, parts
+from kfgen.words import REDUCTIONS
 
 MANIFEST = kflib.manifest()
 FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}

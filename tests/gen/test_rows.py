@@ -6,7 +6,9 @@ import pytest
 import scipy.special as sp
 from kfgen import expand, row_oracle, spec
 from kfgen.emit import evaluate
-from kfgen.expr import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, ExprError, Graph, gradient, parse, row_names, stages
+from kfgen.expr import ExprError, Graph, parse, stages
+from kfgen.gradient import gradient
+from kfgen.words import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, row_names
 
 ROWS, COLS = 3, 7
 # name: (expression of x, w and eps, the same in NumPy, passes forward, passes of the gradient of x)

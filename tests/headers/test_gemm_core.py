@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/gemm.cuh under seams written by hand (gemm_kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
+"""kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
 where a kernel of mma.sync may have 32 threads, by which a launcher knows it; and by NVRTC."""
 
 import re
@@ -12,15 +12,15 @@ import toolkit
 from compilers import NVCC, passes, write
 
 INCLUDE = [kflib.ROOT / "include", kflib.ROOT / "tests/support"]
-SIGNATURE = "(kfi_gemm_side, kfi_gemm_side, kf_i64, kf_i64, ending, kfi_gemm, kfi_gemm_seams)"
+SIGNATURE = "(kfi_gemm_side, kfi_gemm_side, kf_i64, kf_i64, ending, kfi_gemm)"
 BF16, F32, F64 = 0, 2, 3
-LARGE, MIDDLE, SMALL, WIDE, LEAST = range(5)
-# type, tile, layout, products, how, seam of A, seam of B
-KERNELS = cases.by_level([(BF16, LARGE, 0, 1, 0, 0, 0), (BF16, MIDDLE, 3, 1, 1, 0, 0), (F32, WIDE, 0, 1, 0, 0, 0)], [
-    *((BF16, tile, layout, 1, 0, 0, 0) for tile in (LARGE, MIDDLE, SMALL) for layout in range(4)), (BF16, LARGE, 0, 2, 0, 0, 0),
-    *((BF16, tile, layout, 1, 1, 0, 0) for tile in (MIDDLE, SMALL) for layout in range(4)), (BF16, LARGE, 0, 1, 0, 1, 0),
-    *((F32, tile, layout, 1, how, 0, 0) for tile in (WIDE, LEAST) for layout in range(4) for how in (0, 1)),
-    *((F64, LEAST, layout, 1, 0, 0, 0) for layout in range(4)), (BF16, LEAST, 0, 1, 1, 1, 0)])
+MIDDLE, SMALL, WIDE, LEAST = range(4)
+# type, tile, layout, products, how
+KERNELS = cases.by_level([(BF16, MIDDLE, 0, 1, 0), (BF16, MIDDLE, 3, 1, 1), (F32, WIDE, 0, 1, 0)], [
+    *((BF16, tile, layout, 1, 0) for tile in (MIDDLE, SMALL) for layout in range(4)), (BF16, MIDDLE, 0, 2, 0),
+    *((BF16, tile, layout, 1, 1) for tile in (MIDDLE, SMALL) for layout in range(4)),
+    *((F32, tile, layout, 1, how) for tile in (WIDE, LEAST) for layout in range(4) for how in (0, 1)),
+    *((F64, LEAST, layout, 1, 0) for layout in range(4)), (BF16, LEAST, 0, 1, 1)])
 FEW = 64  # bytes: a few addresses, read back once a stage, which is 1,024 fma or 64 mma.sync of a thread; sums spilled would be 256 and more
 
 
@@ -48,8 +48,8 @@ def test_sums_are_in_registers(arch, tmp_path):
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_before_sm_80(tmp_path):
     """A kernel of mma.sync has a warp's launch bounds there."""
-    kernels = (BF16, LARGE, 0, 1, 0, 0, 0), (BF16, LEAST, 0, 1, 1, 0, 0)
-    for arch, threads in (("sm_75", [32, 128]), ("sm_80", [256, 128])):
+    kernels = (BF16, MIDDLE, 0, 1, 0), (BF16, LEAST, 0, 1, 1)
+    for arch, threads in (("sm_75", [32, 128]), ("sm_80", [128, 128])):
         run(kernels, tmp_path, f"-arch={arch}", "-ptx")
         found = re.findall(r"\.entry \w*?productI(\w+?)EEv\w*\([^{]*?\.maxntid (\d+)", (tmp_path / "out").read_text())
         assert {of(name): int(n) for name, n in found} == dict(zip(kernels, threads))
@@ -57,6 +57,6 @@ def test_before_sm_80(tmp_path):
 
 @pytest.mark.skipif(not toolkit.nvrtc(), reason="no NVRTC")
 def test_nvrtc():
-    kernels = ["product<0, 1, 0, 1, 0, 0, 0>", "product<3, 4, 3, 1, 1, 1, 2>", "joint<0, 1>"]
+    kernels = ["product<0, 0, 0, 1, 0>", "product<3, 3, 3, 1, 1>", "joint<0, 1>"]
     _, names, log = nvrtc.compile_text('#include "gemm_kernel.cuh"\n', kernels, INCLUDE)
     assert len(names) == 3 and "error" not in log

@@ -12,7 +12,7 @@ import runtime_api
 import runtime_ops
 from runtime_calls import Call, apart
 
-MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum"] if cases.LEVEL == 1 else None,
+MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
                           ["f32"] if cases.LEVEL == 1 else None, ["none", "gelu"] if cases.LEVEL == 1 else None)
 FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
 IDS = [f["name"] for f in FUNCTIONS]

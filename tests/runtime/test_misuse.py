@@ -109,9 +109,9 @@ def test_wrong_views(api, ctx):
 
 
 def test_wrong_contexts(api):
-    assert api.fails(api.context_create_abi(0, 1), "ERROR_UNSUPPORTED", "kf_context_create: device is 0", "compiled without CUDA")
-    assert api.fails(api.context_create_abi(-2, 1), "ERROR_INVALID_VALUE", "device is -2, expected -1 (the CPU)")
-    assert api.fails(api.context_create_abi(-1, 99), "ERROR_UNSUPPORTED", "is 99 in the caller's file, expected 1")
+    assert api.fails(api.context_create_abi(0, runtime_api.ABI), "ERROR_UNSUPPORTED", "kf_context_create: device is 0", "compiled without CUDA")
+    assert api.fails(api.context_create_abi(-2, runtime_api.ABI), "ERROR_INVALID_VALUE", "device is -2, expected -1 (the CPU)")
+    assert api.fails(api.context_create_abi(-1, 99), "ERROR_UNSUPPORTED", f"is 99 in the caller's file, expected {runtime_api.ABI}")
     assert api.context_destroy(None) == 0
 
 

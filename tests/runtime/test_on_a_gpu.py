@@ -61,7 +61,7 @@ def test_the_device(gpu, ctx):
     info = runtime_api.DeviceInfo()
     assert gpu.context_get_device_info(ctx, ctypes.byref(info)) == 0
     assert (info.name, info.memory, info.multiprocessors, info.major, info.device_type, info.device_id) == (b"a GPU, number 1", 2**30, 7, 9, 2, 1)
-    assert gpu.fails(gpu.context_create_abi(2, 1), "ERROR_DEVICE", "device is 2, expected -1 (the CPU) to 1")
+    assert gpu.fails(gpu.context_create_abi(2, runtime_api.ABI), "ERROR_DEVICE", "device is 2, expected -1 (the CPU) to 1")
     cpu = gpu.context()
     gpu.destroy(("context", cpu))
 
@@ -155,7 +155,7 @@ def test_debug_mode_waits(gpu, ctx):
 
 def everything(api, check):
     """One call of each kind; check(result, …) of each: what it returned. Leaves nothing behind."""
-    ctx = check(api.context_create_abi(1, 1))
+    ctx = check(api.context_create_abi(1, runtime_api.ABI))
     if not ctx:
         return
     info, stats, done, ms = runtime_api.DeviceInfo(), Stats(), ctypes.c_int(), ctypes.c_float()

@@ -150,7 +150,7 @@ def test_the_same_struct_sizes(tmp_path):
     subprocess.run(["gcc", "-std=c11", INCLUDE, "-c", tmp_path / "sizes.c", "-o", tmp_path / "sizes.o"], check=True)
 
 
-def test_the_page_shows_the_example():
-    page, example = ((kflib.ROOT / name).read_text() for name in ("docs/runtime.md", "examples/08_tensors.c"))
+def test_the_page_shows_the_examples():
+    page, *examples = ((kflib.ROOT / name).read_text() for name in ("docs/runtime.md", "examples/08_tensors.c", "examples/11_layer.c"))
     shown = re.findall(r"```c\n(.*?)```", page, re.S)
-    assert len(shown) == 4 and shown[0] == runtime_api.IMPLEMENTATION and all(text in example for text in shown[1:])
+    assert len(shown) == 5 and shown[0] == runtime_api.IMPLEMENTATION and all(any(text in e for e in examples) for text in shown[1:])

@@ -162,7 +162,7 @@ class FakeLib:
         result = self.lib.call(f, given)
         flaky = self.fault == "other bits" or self.fault == "other bits sometimes" and self.calls % 7 == 0
         if flaky or (self.fault == "depends on other rows" and given[f["sizes"][0]] == 1):
-            out = next(a for a in f["arguments"] if a["role"] in ("out", "sum"))
+            out = next(a for a in f["arguments"] if a["role"] in ("out", "sum") and given.get(a["name"]))
             gpu.view(given[out["name"]], 1)[0] ^= 1
         return result
 

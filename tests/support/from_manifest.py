@@ -5,7 +5,8 @@ import math
 
 CTYPES = {"f32": "float", "f64": "double", "f16": "kf_f16", "bf16": "kf_bf16", "i32": "int32_t", "i64": "int64_t", "u8": "uint8_t"}
 # Arguments of a call on tensors that are plain values: how they are declared. Sizes come from the tensors, workspaces from a pool.
-VALUES = {"integer": "int64_t", "scalar": "double", "act_scalar": "double", "probability": "double", "seed": "uint64_t", "offset": "uint64_t",
+VALUES = {"integer": "int64_t", "scalar": "double", "act_scalar": "double", "beta": "double", "probability": "double",
+          "seed": "uint64_t", "offset": "uint64_t",
           "seed_at": "const uint64_t *", "offset_at": "const uint64_t *", "offset_add": "uint64_t"}
 
 
@@ -15,12 +16,29 @@ def tensors(f, *roles):
 
 # ---- shapes ------------------------------------------------------------------------------------------------------
 
+def joined(f, shapes):
+    """(the dimensions of all sizes, one after the other; which one is the axis), of {name: shape} of the tensors that say them between them."""
+    count, known = {s: 1 for s, what in f["axes"]["sizes"].items() if isinstance(what, int)}, {}
+    for name in f["axes"]["shaped_by"]:
+        extents = next(a["shape"] for a in tensors(f) if a["name"] == name)
+        left = len(shapes[name]) - sum(count.get(size, 0) for size in extents)
+        count |= {size: left for size in extents if size not in count}
+        at = 0
+        for size in extents:
+            known[size] = shapes[name][at:at + count[size]]
+            at += count[size]
+    return tuple(n for size in f["sizes"] for n in known[size]), count[f["sizes"][0]]
+
+
 def sizes_of(f, shape, axis=None, groups=1):
-    """The sizes of a call, from a tensor's shape of any number of dimensions."""
+    """The sizes of a call, from a tensor's shape of any number of dimensions; from {name: shape} where it takes several tensors."""
     default, parts = f["axes"]["axis"], f["axes"]["sizes"]
     at = None if default is None else (default if axis is None else axis) % len(shape)
+    if f["axes"]["shaped_by"]:
+        shape, at = joined(f, shape)
     found = {"all": lambda: math.prod(shape), "before": lambda: math.prod(shape[:at]), "axis": lambda: shape[at],
-             "after": lambda: math.prod(shape[at + 1:]), "one": lambda: 1, "groups": lambda: groups, "all but three": lambda: math.prod(shape[:-3])}
+             "after": lambda: math.prod(shape[at + 1:]), "between": lambda: math.prod(shape[at:-2]),
+             "one": lambda: 1, "groups": lambda: groups, "all but three": lambda: math.prod(shape[:-3])}
     return {name: shape[what] if isinstance(what, int) else found[what]() for name, what in parts.items()}
 
 
@@ -55,7 +73,7 @@ def literal(f, a, bytes_):
     """What a generated program gives for an argument that is no tensor."""
     if a["role"] in ("scalar", "integer", "act_scalar"):
         return repr(a["default"])
-    return {"size": a["name"], "strides": "NULL", "probability": "0.5", "seed": "1", "offset": "2"}.get(a["role"]) or (
+    return {"size": a["name"], "strides": "NULL", "beta": "0", "probability": "0.5", "seed": "1", "offset": "2"}.get(a["role"]) or (
         "arena" if a["ctype"] == "void *" else bytes_)
 
 

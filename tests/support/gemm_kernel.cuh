@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels over kf/core/gemm.cuh with seams written by hand, as generated ones have them: for the emulation's test and for a device's.
+// Kernels over kf/core/gemm.cuh with what stands at a result's place written by hand, as generated ones have it: for the emulation's test
+// and for a device's.
 //   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre may be NULL
 //   two of one A     out = (acc0 + bias) * acc1
-// The load seam number 1 makes 0.5 x + shift of A's x, where shift is of the depth; number 2 makes 2 y of B's y.
 #ifndef GEMM_KERNEL_CUH
 #define GEMM_KERNEL_CUH
 
@@ -31,33 +31,6 @@ struct ending {
 };
 
 #ifdef KFI_DEVICE_PASS
-template <int act, int vec, int transposed, class real>
-KFI_DEVICE void half_and_shift(real *v, const kfi_gemm_seams &s, int depth, int left)
-{
-    for (int e = 0; e < vec; ++e)
-        v[e] = e < left ? v[e] * (real)0.5 + ((const real *)s.p[0])[transposed ? depth : depth + e] : kfi_not_a_number(real()); // nobody's
-}
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<1>, float *v, const kfi_gemm_seams &s, kf_i64, int, int depth, int left)
-{
-    half_and_shift<act, vec, transposed>(v, s, depth, left);
-}
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<1>, double *v, const kfi_gemm_seams &s, kf_i64, int, int depth, int left)
-{
-    half_and_shift<act, vec, transposed>(v, s, depth, left);
-}
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, float *v, const kfi_gemm_seams &, kf_i64, int, int, int)
-{
-    for (int e = 0; e < vec; ++e) v[e] *= 2;
-}
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<2>, double *v, const kfi_gemm_seams &, kf_i64, int, int, int)
-{
-    for (int e = 0; e < vec; ++e) v[e] *= 2;
-}
-
 template <int type, int products>
 KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[vector_of(type)], const kfi_gemm_cell &cell, kf_i64 matrix,
                        const ending &e)
@@ -79,9 +52,8 @@ KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[v
 }
 #endif
 
-template <int type, int tile, int layout, int products, int how, int seam_a, int seam_b>
-KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
-    product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g, kfi_gemm_seams seams)
+template <int type, int tile, int layout, int products, int how>
+KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
@@ -93,7 +65,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile)
     real sums[kfi_tile_sums(tile)];
 #pragma unroll
     for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
-    kfi_gemm_add<type, tile, layout, products, seam_a ? KFI_ANY : how, seam_b ? KFI_ANY : how, seam_a, seam_b, 0>(sums, a, b, at, g, seams);
+    kfi_gemm_add<type, tile, layout, products, how>(sums, a, b, at, g);
     if (g.splits > 1) {
         kfi_gemm_leave<tile, size, layout, products, vec>(sums, at, g);
         return;

@@ -15,7 +15,7 @@ import kflib
 SOURCE = kflib.ROOT / "frontends/python"
 # Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
 OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "argmax", "batch_norm_train", "cast", "scale_mask_softmax",
-       "scale_bool_mask_softmax", "scale_causal_softmax")
+       "scale_bool_mask_softmax", "scale_causal_softmax", "linear", "act_linear", "linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn")
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
 CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS), "KF_WHEEL_ACTIVATIONS": "all" if WHOLE else ",".join(ACTIVATIONS)}
@@ -87,8 +87,8 @@ class Packed:
         rng = (ctypes.c_uint64 * 2)(values.get("seed") or 0, values.get("offset") or 0)
         strides = values.get("strides")
         try:
-            self.library.call(f["name"], of("in", "out", "sum"), [*of("size"), *of("integer")], strides, of("scalar", "act_scalar", "probability"),
-                              ctypes.addressof(rng), f["workspace"] is not None)
+            self.library.call(f["name"], of("in", "out", "sum"), [*of("size"), *of("integer")], strides,
+                              of("scalar", "act_scalar", "beta", "probability"), ctypes.addressof(rng), f["workspace"] is not None)
         except ValueError as e:
             self.detail = str(e)
             return 1

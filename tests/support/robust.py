@@ -159,6 +159,18 @@ def chained(gpu, lib, f, sizes, times=6):
         same(call, results[1], results[0], f"{times} calls in a row, {out} in place of {source}")
 
 
+def changes_again(gpu, lib, f, sizes, pair):
+    """Whether a second call in place of what the first one read gives something else than the first."""
+    call = checks.Layout(lib, f, sizes, seed=6, inplace=(pair,))
+    gpu.upload(call.image)
+    images = []
+    for _ in range(2):
+        succeed(lib, f, call, call.given(gpu.base), 0)
+        gpu.synchronize()
+        images.append(gpu.download(call.image.size))
+    return not np.array_equal(*images)
+
+
 def batch_axis(a):
     """Whether a tensor has the axis that rows are counted along."""
     kinds = ("elem", "half", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared")

@@ -11,7 +11,7 @@ import scipy.special as sp
 import storage
 from kfgen import families, passes, row_oracle
 from kfgen.emit import evaluate
-from kfgen.expr import KEEP, KEEP_SCALE, QUERY, query_names, row_names
+from kfgen.words import KEEP, KEEP_SCALE, QUERY, query_names, row_names
 
 
 def extent(call):

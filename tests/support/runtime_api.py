@@ -10,6 +10,7 @@ import numpy as np
 
 HEADER = kflib.ROOT / "include/kf/runtime.h"
 IMPLEMENTATION = "#define KF_RUNTIME_IMPLEMENTATION\n#include <kf/runtime.h>\n"
+ABI = int(re.search(r"KF_RUNTIME_ABI (\d+)", HEADER.read_text())[1])
 WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
 MAX_DIMS = 8
 CODES = {m[1]: int(m[2]) for m in re.finditer(r"KF_(\w+) = (\d+)", (kflib.ROOT / "include/kf/core/result.h").read_text())}
@@ -82,7 +83,7 @@ class Api:
         return self.runtime_error_detail().decode()
 
     def context(self, device=-1):
-        found = self.context_create_abi(device, int(re.search(r"KF_RUNTIME_ABI (\d+)", HEADER.read_text())[1]))
+        found = self.context_create_abi(device, ABI)
         assert found, self.detail
         return found
 

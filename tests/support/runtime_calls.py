@@ -10,7 +10,8 @@ from kfgen import runtime
 
 # Of the CPU: of each layout some.
 OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
-       "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax"]
+       "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax", "linear", "act_linear",
+       "matmul_tn"]
 MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
                           ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
 FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
@@ -27,7 +28,7 @@ class Call:
     def __init__(self, launchers, f, ops, ctx, drop=()):
         self.f, self.ops, self.ctx = f, ops, ctx
         self.layout = checks.Layout(launchers, f, runtime_ops.sizes(f))
-        self.arrays = {name: np.ascontiguousarray(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
+        self.arrays = {name: np.array(self.layout.data[name]).reshape(runtime_ops.shape(f, a)) for name, a in self.tensors()}
         _held, workspace = storage.workspace(self.layout.workspace)
         given = self.layout.given(0) | {n: None if a["unread"] or n in drop else self.arrays[n].ctypes.data for n, a in self.tensors()}
         given |= {"workspace": workspace}

@@ -18,7 +18,8 @@ SHAPES = {
     "flat": {"n": (2, 3, 4)}, "rows": {"rows": (2, 3), "cols": (40,)}, "axis": {"outer": (2, 3), "axis": (5,), "inner": (2, 2)},
     "planes": {"outer": (2,), "channels": (3,), "inner": (2, 5)}, "channels": {"outer": (4,), "channels": (3,), "inner": (5, 2)},
     "heads": {"batch": (2, 2), "heads": (2,), "queries": (3,), "keys": (8,)},
-    "groups": {"outer": (3,), "length": (), "groups": (2,), "channels": (6,), "inner": (2, 3)}}
+    "groups": {"outer": (3,), "length": (), "groups": (2,), "channels": (6,), "inner": (2, 3)},
+    **{form: {"batch": (2,), "rows": (2, 3) if form[0] == "n" else (6,), "cols": (33,), "depth": (20,)} for form in ("nt", "nn", "tn", "tt")}}
 
 
 def choose(ops, dtypes, activations):
@@ -53,15 +54,16 @@ class Info(ctypes.Structure):
     class Tensor(ctypes.Structure):
         _fields_ = [("name", ctypes.c_char_p), *((n, ctypes.c_int32) for n in ("dtype", "is_output", "is_required"))]
     _fields_ = [*((n, ctypes.c_char_p) for n in ("name", "activation", "launcher")),
-                *((n, ctypes.c_int32) for n in ("activation_id", "on_cpu", "on_cuda", "takes_dim", "takes_groups", "takes_dropout", "tensor_count",
-                                                "integer_count", "scalar_count", "act_scalar_count")),
+                *((n, ctypes.c_int32) for n in ("activation_id", "on_cpu", "on_cuda", "takes_dim", "takes_groups", "takes_dropout", "takes_beta",
+                                                "tensor_count", "integer_count", "scalar_count", "act_scalar_count")),
                 ("tensors", Tensor * 24), *((n, ctypes.c_char_p * k) for n, k in (("integers", 16), ("scalars", 16), ("act_scalars", 4))),
                 ("act_defaults", ctypes.c_double * 4)]
 
 
 class Arguments(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_void_p), ("integers", ctypes.c_void_p), ("scalars", ctypes.c_void_p), ("act_scalars", ctypes.c_void_p),
-                ("groups", ctypes.c_int64), ("p", ctypes.c_double), ("seed", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("dim", ctypes.c_int32)]
+                ("groups", ctypes.c_int64), ("p", ctypes.c_double), ("beta", ctypes.c_double), ("seed", ctypes.c_uint64), ("offset", ctypes.c_uint64),
+                ("dim", ctypes.c_int32)]
 
 
 class Ops(runtime_api.Api):
@@ -93,7 +95,8 @@ class Ops(runtime_api.Api):
         handles = [tensors[a.name.decode()] for a in self.info(self.lookup(f)).tensors if a.name]
         roles = [[scalars[a["name"]] for a in f["arguments"] if a["role"] == role] for role in ("integer", "scalar", "act_scalar")]
         kept = [array(ctypes.c_void_p, handles), array(ctypes.c_int64, roles[0]), array(ctypes.c_double, roles[1]), array(ctypes.c_double, roles[2])]
-        made = Arguments(*(ctypes.addressof(k) for k in kept), groups or 0, p, *rng, 0 if dim is None else dim)
+        made = Arguments(*(ctypes.addressof(k) for k in kept), groups or 0, p, scalars.get("beta", 0.0), *rng,
+                         0 if dim is None else dim)
         made.kept = kept
         return made
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import cases
 import kflib
 import kfpython
+import numpy as np
 import torch
 from kfgen import packed
 
@@ -18,7 +19,8 @@ kfpython.use()
 from kernel_fusion import _table  # noqa: E402
 
 FUNCTIONS = [f for f in packed.functions(kflib.manifest()) if not f["bwd"]]
-FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5), "groups": (2, 6, 4), "channels": (3, 2, 4), "axis": (2, 4, 3)}
+FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5), "groups": (2, 6, 4), "channels": (3, 2, 4), "axis": (2, 4, 3),
+         **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4))}  # of products: batch, rows, cols, depth
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # What the benchmarks leave out: the weights of classes.
@@ -95,7 +97,7 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
-    layout = op.expand(op.forward, first, axis, groups)
+    layout = op.expand(op.forward, first, axis, groups)  # of products: batch and rows have one dimension each
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
@@ -142,3 +144,17 @@ def recorded(kf, f, dtype="f32"):
         found = [r for r in results(c.call(kf)) if r.requires_grad]
         sum((r * torch.randn(r.shape).to(r.dtype)).sum() for r in found).backward()
     return c, calls
+
+
+def draw(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).requires_grad_()
+
+
+def same(call, reference, *tensors):
+    """Over tensors, with gradients, and over arrays."""
+    got, want = call(*tensors), reference(*tensors)
+    assert got.shape == want.shape and torch.allclose(got, want, 1e-11, 1e-11)
+    for m, t in zip(*(torch.autograd.grad(r.square().sum(), tensors) for r in (got, want))):
+        assert torch.allclose(m, t, 1e-9, 1e-10)
+    arrays = call(*(t.detach().numpy() for t in tensors))
+    assert np.allclose(arrays, want.detach().numpy(), 1e-11, 1e-11)

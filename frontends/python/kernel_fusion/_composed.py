@@ -22,7 +22,7 @@ TypeError: a dtype that there is no function for. ValueError: approximate is nei
 
 
 def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: str = "none") -> Any:
-    """act(x @ weight.T + bias): the product by NumPy or PyTorch, bias and activation together by kf.ops.bias_<activation>.
+    """act(x @ weight.T + bias): kf.ops.linear_<activation>; of an activation that linear has not, kf.ops.linear and then that.
 
     x: […, in]
     weight: [out, in], x's dtype
@@ -30,10 +30,34 @@ def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: s
     activation: its name
 Returns out […, out].
 TypeError: a dtype that there is no function for. ValueError: shapes that do not go together; an activation that there is not."""
-    function = getattr(ops, _dispatch.word("act" if bias is None else "bias", activation)) if bias is not None or activation != "none" else None
+    whole = _dispatch.has("linear", activation)
+    function = getattr(ops, _dispatch.word("linear" if whole else "act", activation))
     _product("fused_linear_activation", "x", x, "weight", weight)
-    found = x @ weight.swapaxes(-1, -2)
-    return found if function is None else function(found) if bias is None else function(found, bias)
+    return function(x, weight, bias) if whole else function(ops.linear(x, weight, bias))
+
+
+def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
+    """alpha * a @ b: kf.ops.matmul_nn, or that of the other three which takes the factors as they lie: b = weight.T is read as weight.
+
+    a: [batch…, rows…, depth], float32 float16 bfloat16 float64
+    b: [batch…, depth, cols], a's dtype; or [depth, cols] for all
+    alpha: any number
+Returns out [batch…, rows…, cols].
+TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+    if 2 != len(b.shape) != len(a.shape):
+        raise ValueError(f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as a of the shape {tuple(a.shape)}")
+    turn_a = len(a.shape) == len(b.shape) and _lies_turned(a)
+    turn_b = _lies_turned(b)
+    function = getattr(ops, f"matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}")
+    return function(a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, alpha=alpha)
+
+
+def _lies_turned(t: Any) -> bool:
+    """Whether the columns of a matrix are its rows in memory."""
+    if len(t.shape) < 2:
+        return False
+    strides, one = (t.stride(), 1) if hasattr(t, "stride") else (t.strides, t.itemsize)
+    return bool(strides[-2] == one and strides[-1] != one)
 
 
 def fused_attention_score(q: Any, k: Any, scale: float | None = None, mask: Any = None, causal: bool = False) -> Any:
@@ -102,11 +126,13 @@ def _product(where: str, first: str, a: Any, second: str, b: Any) -> None:
         raise TypeError(f"kf.{where}: {second} has the dtype {b.dtype}, expected {a.dtype} as {first}")
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (gelu, fused_linear_activation, fused_attention_score, fused_multihead_attention)}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (gelu, fused_linear_activation, matmul, fused_attention_score, fused_multihead_attention)}
 # Their types, which are those of what they are given: as in ops.pyi.
 STUBS = (
     'def gelu(x: A, *, approximate: str = "none", out: A | None = None) -> A: ...',
     'def fused_linear_activation(x: A, weight: A, bias: A | None = None, activation: str = "none") -> A: ...',
+    "def matmul(a: A, b: A, *, alpha: float = 1.0) -> A: ...",
     "def fused_attention_score(q: A, k: A, scale: float | None = None, mask: A | None = None, causal: bool = False) -> A: ...",
     "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, mask: A | None = None, causal: bool = False) "
     "-> A: ...",

@@ -106,4 +106,10 @@ def word(name: str, activation: str | None = None) -> str:
     return op.word(act)
 
 
-word._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it and does not trace it: of names, it is what it is
+def has(name: str, activation: str) -> bool:
+    """Whether an op has functions with this activation."""
+    return activation in _table.ops()[name].activations
+
+
+for _constant in (word, has):  # torch.compile calls them and does not trace them: of names, they are what they are
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010

@@ -23,6 +23,9 @@ def _shape(op: Op, t: Tensor) -> str:
     for extent in t.shape:
         factor, _, size = extent.rpartition(" * ")
         what = op.parts[size]
+        if op.forward.shaped_by:
+            parts.append(size if isinstance(what, int) else f"{size}…")
+            continue
         parts.append(words.get(str(what), f"{factor}{' * ' if factor else ''}{size}"))
     return f"[{', '.join(p for p in parts if p)}]"
 

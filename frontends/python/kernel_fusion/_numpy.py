@@ -125,5 +125,6 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
             found[t.name] = strides
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
     rng = _seed(arguments.rng) if op.dropout else None
-    _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found), arguments.scalars,
+    _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
+                            forward.values(arguments.scalars, op.dropout),
                             None if rng is None else rng.ctypes.data, forward.workspace)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kernel_fusion import _sizes
 from kernel_fusion._table import WIDE, Call, Layout, Op, Shape, ShapeError, Tensor, Value
 
 Given = tuple[Shape, str]  # shape and dtype of a tensor
@@ -30,7 +31,11 @@ def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None],
     assert first is not None  # whose shape is asked for
     variables = _variables(op, activation, call, where, given, second)
     try:
-        layout = op.expand(call, first[0], axis, groups)
+        if call.shaped_by:
+            shape, axis = _sizes.elements(op, call, {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None})
+            layout = op.expand(call, shape, axis, groups)
+        else:
+            layout = op.expand(call, first[0], axis, groups)
     except ShapeError as e:
         raise ValueError(f"{where}: {e}") from None
     _check_sizes(op, where, layout, backward)

@@ -16,9 +16,9 @@ def of(t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]) 
     if not t.strides:
         return None
     found: list[int] = []
-    dims = [layout.dims[extent] for extent in t.shape]
+    dims = _parts(t, layout)
     start = len(t.strides)
-    if layout.op.has_groups or all(shape[d] == 1 for part in dims[start:] for d in part):
+    if layout.op.has_groups or (layout.op.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)):
         start -= 1  # a group's channels lie side by side, and the elements of an axis behind which there is nothing
     own = [d for part in dims[start:] for d in part]
     if not _dense([shape[d] for d in own], [strides[d] for d in own]):
@@ -29,6 +29,16 @@ def of(t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]) 
             return None
         found.append(one)
     return (*found, *[0] * (len(t.strides) - start))
+
+
+def _parts(t: Tensor, layout: Layout) -> list[range]:
+    """A tensor's own dimensions, by the extents that they are."""
+    found, at = [], 0
+    for extent in t.shape:
+        count = len(layout.dims[extent])
+        found.append(range(at, at + count))
+        at += count
+    return found
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -54,10 +54,14 @@ class Call:
     workspace: bool
     integers: tuple[Value, ...]
     scalars: tuple[Value, ...]
+    betas: tuple[str, ...]  # how much of what is there results are added to: behind all scalars but p
+    shaped_by: tuple[str, ...]  # inputs that say the sizes between them, where it takes several
 
     @functools.cached_property
     def template(self) -> Tensor:
-        """The tensor whose shape the sizes are read from."""
+        """The tensor whose shape the sizes are read from, or of several the one that others are compared with."""
+        if self.shaped_by:
+            return next(t for t in self.inputs if t.name == self.shaped_by[-1])
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
         return next((t for t in whole if not t.unread and not t.by_result), whole[0])
 
@@ -65,6 +69,13 @@ class Call:
     def results(self) -> list[int]:
         """Numbers of the outputs that callers get: not what is saved, nor what goes to an input's place."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
+
+    def values(self, given: Sequence[float], dropout: bool) -> Sequence[float]:
+        """Scalars as the launcher takes them: what is there is not read."""
+        if not self.betas:
+            return given
+        end = len(given) - dropout
+        return (*given[:end], *[0.0] * len(self.betas), *given[end:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +141,14 @@ class Op:
 
 
 class Layout:
-    """How the tensors of one call lie, from the shape of `call.template`: what each size is, and the shape of each tensor."""
+    """How the tensors of one call lie, from the shape of `call.template`, or from that which several make (_sizes.py): what each size is, and the
+    shape of each tensor."""
 
     def __init__(self, op: Op, call: Call, shape: Shape, axis: int, groups: int):
         self.op, self.call, self.groups = op, call, groups
         self.shape = self._elements(tuple(shape), axis)
         n = len(self.shape)
-        self.at = (axis if op.has_axis else op.axis if op.axis is not None else 0) % max(n, 1)
+        self.at = (axis if op.has_axis or call.shaped_by else op.axis if op.axis is not None else 0) % max(n, 1)
         self.dims: dict[str, tuple[int, ...]] = {s: self._of(what, n) for s, what in op.parts.items()}
 
     def _elements(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -164,7 +176,8 @@ class Layout:
             return (n + what,)
         of: dict[str, Callable[[], range]] = {
             "all": lambda: range(n), "before": lambda: range(self.at), "axis": lambda: range(self.at, self.at + 1),
-            "after": lambda: range(self.at + 1, n), "all but three": lambda: range(n - 3), "one": lambda: range(0), "groups": lambda: range(0)}
+            "after": lambda: range(self.at + 1, n), "between": lambda: range(self.at, n - 2), "all but three": lambda: range(n - 3),
+            "one": lambda: range(0), "groups": lambda: range(0)}
         return tuple(of[what]())
 
     def size(self, name: str) -> int:
@@ -198,12 +211,13 @@ class ShapeError(ValueError):
         super().__init__(f"{tensor} has the shape {tuple(shape)}, expected {expected}")
 
 
-def _call(found: dict[str, Any]) -> Call:
+def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
     made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"]),
                       "by_result": frozenset(t["by_result"])}) for t in found["tensors"]]
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
-    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), tuple(found["sizes"]), tuple(found["strides"]),
-                found["workspace"], **values)
+    sizes, strides, betas = (tuple(found[k]) for k in ("sizes", "strides", "betas"))
+    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), sizes, strides, found["workspace"],
+                betas=betas, shaped_by=tuple(shaped_by), **values)
 
 
 def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
@@ -211,9 +225,10 @@ def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: 
     """An op of what kfgen.frontend says of it."""
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
-              dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"]),
-              backward=_call(found["backward"]) if found["backward"] else None, scalars={a: scalars[a] for a in found["activations"]},
-              rising={a: rising[a] for a in found["activations"]}, label=label, own=own, formulas=formulas)
+              dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"], found["shaped_by"]),
+              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
+              scalars={a: scalars[a] for a in found["activations"]}, rising={a: rising[a] for a in found["activations"]}, label=label, own=own,
+              formulas=formulas)
 
 
 @functools.cache

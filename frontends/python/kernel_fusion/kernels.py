@@ -10,8 +10,8 @@ reduction      over an axis
 fusion         all others: with operands that are broadcast, over rows, losses
 
 A function's arguments are those of the C launcher in their order: tensors, as arrays, PyTorch tensors, addresses or None; sizes; strides, of those
-that have them, as a sequence of the struct's fields, or None; integers, scalars; p, seed and offset. The workspace is the function's own. dir() of a
-group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
+that have them, as a sequence of the struct's fields, or None; integers, scalars, beta; p, seed and offset. The workspace is the function's own. dir()
+of a group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
 
 import ctypes
 import functools
@@ -46,7 +46,7 @@ def _functions(group: str) -> dict[str, tuple[Op, str, tuple[str, ...], bool]]:
 def _names(op: Op, activation: str, backward: bool) -> tuple[list[str], list[str]]:
     """(tensors, the rest) of a launcher's arguments."""
     call = op.direction(backward)
-    scalars = [v.name for v in (*call.scalars, *op.scalars[activation])]
+    scalars = [*(v.name for v in (*call.scalars, *op.scalars[activation])), *call.betas]
     rest = [*call.sizes, *(["strides"] if call.strides else []), *(v.name for v in call.integers), *scalars]
     return [t.name for t in (*call.inputs, *call.outputs)], rest + (["p", "seed", "offset"] if op.dropout else [])
 

@@ -18,7 +18,8 @@ class Family:
     sizes = {}
     # How a tensor of any number of dimensions becomes the sizes of an "elem": {form: (which dimension is the axis where nobody says, None if there
     # is no axis, {size: what it is the product of})}: "all" dimensions; those "before" the axis, the "axis" itself, those "after" it; the axis in
-    # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing.
+    # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing. Where it takes several tensors to know the
+    # sizes (a kernel's `shaped_by`), dimensions are those of all sizes one after the other, and those from the axis to the last two are "between".
     axes = {}
     split = {}  # extents that results of a row differ along in part: {form: {extent: what it is the product of}}
     row_kinds = ()  # kinds of what is one per row
@@ -36,6 +37,7 @@ class Family:
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
     layouts = ()  # that its entries may name, beside the one that is meant where they name none
     heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
+    autocast = ""  # what a framework that chooses dtypes gives it, where that does not follow from an op's expressions: manifest.autocast
     second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of
 
     @property

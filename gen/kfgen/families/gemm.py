@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from kfgen import limits
 from kfgen.derive import activated, in_order
-from kfgen.expr import KEEP, ExprError, Graph, gradient, parse, substitute
+from kfgen.expr import ExprError, Graph, parse
 from kfgen.families.family import Family, wrong
 from kfgen.families.gemm_c import GemmC
 from kfgen.families.gemm_cuda import GemmCuda
 from kfgen.families.gemm_text import formulas, statements
+from kfgen.gradient import gradient, substitute
 from kfgen.kernel import Kernel, Tensor
+from kfgen.words import KEEP
 
 ACC = "acc"  # the product, where an entry names none
 DOT = "dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
@@ -189,6 +191,11 @@ class GemmKernel(Kernel):
         return ("_batch",) if kind in VECTORS else ("", "_batch")
 
     @property
+    def shaped_by(self):
+        """A weight, whose dimensions before its two are the batch's; then the left factor, of which they leave the rows'."""
+        return [self.products[0].weight.name, next(s.name for s in self.operands if s.kind == "left")]
+
+    @property
     def accumulates(self):
         return self.bwd or self.op.own["accumulates"]
 
@@ -225,12 +232,16 @@ class Gemm(Family):
     backends = ("cuda", "c")
     heavy = True
     second = "gradients of weights"
+    autocast = "low"
     # By how the factors lie: each as it is (n), or with its columns as rows (t).
     forms = {left + right: {"elem": "batch, rows, cols", "left": lefts, "right": rights, "row": "batch, cols", "depth": "batch, depth"}
              for left, lefts in (("n", "batch, rows, depth"), ("t", "batch, depth, rows"))
              for right, rights in (("n", "batch, depth, cols"), ("t", "batch, cols, depth"))}
     layouts = ("nn", "tn", "tt")
     sizes = dict.fromkeys(forms, "batch, rows, cols, depth")
+    # A left factor as it is may have rows of several dimensions, as torch.nn.Linear's input has.
+    axes = {form: (None, {"batch": "before", "rows": "between", "cols": -2, "depth": -1} if form[0] == "n" else
+                   {"batch": "all but three", "rows": -3, "cols": -2, "depth": -1}) for form in forms}
     levels = dict.fromkeys(forms, ("", "_batch"))
     kinds = ("left", "right", "row", "depth", "elem")
     whole = ()

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from kfgen import names
 from kfgen.activation import bwd_reads_x, rising
 from kfgen.emit import Target, emit, reads
-from kfgen.expr import KEEP, KEEP_SCALE, Graph, substitute
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
 from kfgen.schedule import C
+from kfgen.words import KEEP, KEEP_SCALE
 
 ACTIVATIONS = ("act", "act_bwd")
 

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `gemm` in CUDA. Forward: core/gemm.cuh makes the sums of a tile, whose kernel then reads what else there is at a result's place; where
-blocks share a depth, another kernel does that. What is done to elements of the left factor is a function of its own. Backward: products of tensors as
-they are, which ops share, and kernels that go over elements (core/gemm_back.cuh)."""
+blocks share a depth, another kernel does that. A left factor that is made of tensors goes to the workspace first, by a kernel over elements.
+Backward: products of tensors as they are, which ops share, and kernels that go over elements (core/gemm_back.cuh)."""
 
 import functools
-import zlib
 from dataclasses import dataclass, replace
 
 from kfgen.emit import emit
-from kfgen.expr import KEEP, KEEP_SCALE
 from kfgen.schedule import CHEAP, NONE, Cuda, Instance
+from kfgen.words import KEEP, KEEP_SCALE
 
 LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines along the depth: core/gemm_tile.cuh
 # The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
-TILES = {2: [("LARGE", "WHOLE"), ("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
+TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
 DOT = "dot"  # in gradients of the left factor: gemm.py
-LOADED = 4  # tensors beside the first that the left factor is made of: kfi_gemm_seams
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,6 @@ class GemmCuda(Cuda):
     @property
     def template(self):
         return "gemm_strips" if self.k.bwd else "gemm_kernel"
-
-    def __init__(self, kernel):
-        super().__init__(kernel)
-        others = [s for seam in kernel.seams if seam.word == "load" for s in seam.reads if s.name != self.left.name]
-        self.loaded = others
-        if not kernel.bwd:
-            kernel.limit("load", "tensors of the left factor beside the first", [s.name for s in others], LOADED)
 
     def target(self, cheap):
         """Of gradients, some of which are added up, and cancel, the activation is exact."""
@@ -84,29 +75,8 @@ class GemmCuda(Cuda):
     def layout(self):
         return LAYOUTS[self.k.form]
 
-    @property
-    def seam(self):
-        """The number of the left factor's function: another one for each kernel, that of a user's spec too."""
-        return zlib.crc32(self.k.name.encode()) & 0x7FFFFFFF | 1 if self.loads else 0
-
     def number(self, stream):
         return (self.k.inputs + self.k.outputs).index(stream)
-
-    @property
-    def loaded_codes(self):
-        return "".join(chr(ord("a") + self.number(s)) for s in self.loaded)
-
-    @functools.cached_property
-    def load_code(self):
-        """(lines, the text of an element of the left factor)."""
-        env = {s.name: f"{s.name}_f" for s in self.loaded} | {self.left.name: "kfi_v[e]"}
-        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in self.loads.roots], self.target(CHEAP), env, fixed={})
-        return lines, texts[0]
-
-    @functools.cached_property
-    def load_scalars(self):
-        read = self.k.graph.variables([self.k.roots[r] for r in self.loads.roots])
-        return [(s, i) for i, s in enumerate(self.k.scalars) if s in read]
 
     @functools.cached_property
     def code(self):
@@ -131,23 +101,33 @@ class GemmCuda(Cuda):
         return [s for s in self.k.scalars if s in read] + self.k.betas
 
     @property
+    def stores_act(self):
+        """Whether what is done at a result's place has the activation in it. Where it has not, one kernel does for all of them."""
+        graph = self.k.graph
+        return any(graph.nodes[i].op in ("act", "act_bwd") for i in graph.reachable([self.k.roots[r] for r in self.store.roots]))
+
+    @property
     def kernel_parameters(self):
-        found = ["kfi_gemm_tensors t", "kfi_gemm g", "kfi_gemm_seams kfi_seams", *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
-        return ", ".join(found + ["kfi_rng rng"] * self.k.keeps + self.act_parameters)
+        found = ["kfi_gemm_tensors t", "kfi_gemm g", *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
+        return ", ".join(found + ["kfi_rng rng"] * self.k.keeps + (self.act_parameters if self.stores_act else []))
 
     @property
     def finish_parameters(self):
         found = ["const kfi_gemm_cell *kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
                  *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
-        return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.k.has_act)
+        return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.stores_act)
 
     def finish_arguments_of(self, cells):
         """cells: where the first of the vectors' is."""
-        return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+        return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "g", "kfi_seams", *self.store_scalars] + ["rng"] * self.k.keeps + self.act_arguments + ["kfi_maps"])
+        return ", ".join(f"&{n}" for n in ["t", "g", *self.store_scalars, *self.kept_arguments, "kfi_maps"])
+
+    @property
+    def kept_arguments(self):
+        return ["rng"] * self.k.keeps + (self.act_arguments if self.stores_act else [])
 
     @property
     def instances(self):
@@ -157,20 +137,23 @@ class GemmCuda(Cuda):
     @property
     def own_instances(self):
         name, state, size = f"kfk_{self.k.name}", ("from_state",) * self.k.keeps, self.k.dtype.size
-        found = [Instance(name, ("act", f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
-        old = [Old(name, ("act", "KFI_TILE_LEAST", "KFI_ANY", *state))] if size == 2 else []
-        hopper = [Hopper(f"{name}_wgmma", ("act", *state)) if self.by_wgmma else NONE] if size == 2 else []
-        return [*found, *old, *hopper, Instance(f"{name}_joint", ("act", *state))]
+        act = "act" if self.stores_act else "0"
+        found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
+        if size == 2:
+            found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
+        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances]
 
     @property
     def by_wgmma(self):
-        """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh. A left factor that is made of tensors does not come by TMA."""
-        return not self.k.bwd and self.k.dtype.size == 2 and not self.loads
+        """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
+        return not self.k.bwd and self.k.dtype.size == 2
 
     @property
     def stage_instances(self):
         if not self.k.bwd:
-            return [loaded(self.instances[:-1]), self.instances[-1:]]
+            products = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
+            found = self.own_instances
+            return [*([i] for i in self.strip_instances), loaded(found[:products]), [found[products]]]
         size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
         found = [*([i] for i in self.strip_instances), *(part for of in products for part in (loaded(of[:-1]), of[-1:])), self.sum_instances[-1:]]
@@ -180,8 +163,10 @@ class GemmCuda(Cuda):
 
     @property
     def strips(self):
-        """What goes over elements, in the order of core/gemm_back.cuh; None where there is nothing to do."""
+        """What goes over elements, backward in the order of core/gemm_back.cuh; None where there is nothing to do."""
         seams = {seam.word: seam for seam in self.k.seams}
+        if not self.k.bwd:
+            return [self.loads] if self.loads else []
         return [seams["slopes"], seams.get("inputs") if self.loads else None, self.loads]
 
     def strip_name(self, seam):
@@ -231,7 +216,7 @@ class GemmCuda(Cuda):
     def strip_code(self, seam):
         """(lines, [(what is made, its text)])."""
         env = {s.name: f"{s.name}_f[e]" for s in self.strip_reads(seam)} | {DOT: "dot_f[e]", KEEP: "keep[e]", KEEP_SCALE: self.keep_scale}
-        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in seam.roots], self.target(frozenset()), env, fixed={})
+        lines, texts = emit(self.k.graph, [self.k.roots[r] for r in seam.roots], self.target(frozenset() if self.k.bwd else CHEAP), env, fixed={})
         return lines, list(zip(seam.makes, texts))
 
     def strip_keeps(self, seam):
@@ -287,18 +272,17 @@ class GemmCuda(Cuda):
         if self.k.bwd:
             sums = ", ".join(str(sum(s.kind == kind for s in self.k.outputs)) for kind in ("row", "depth"))
             return (f"kfi_gemm_backward_workspace(batch, rows, cols, depth, {self.k.dtype.size}, {len(self.k.products)}, {self.sides}, {sums})")
-        return f"kfi_gemm_forward_workspace(batch, rows, cols, depth, {len(self.k.products)}, {self.k.dtype.size})"
+        loads = str(bool(self.loads)).lower()
+        return f"kfi_gemm_forward_workspace(batch, rows, cols, depth, {len(self.k.products)}, {self.k.dtype.size}, {self.layout}, {loads})"
 
     def listing(self):
         """What is computed, in order, for a reader."""
+        found = [line for seam in self.strips if seam for line in self._strip_listing(seam)]
         if self.k.bwd:
-            found = []
-            for seam in filter(None, self.strips):
-                lines, texts = self.strip_code(seam)
-                named = [(getattr(m, "name", m), text) for m, text in texts]
-                found += [f"{seam.word}:", *(f"    {line}" for line in lines), *(f"    {name}_f[e] = {text};" for name, text in named)]
             return found
-        found = []
-        if self.loads:
-            found = ["load:", *(f"    {line}" for line in self.load_code[0]), f"    kfi_v[e] = {self.load_code[1]};"]
         return [*found, "store:", *(f"    {line}" for line in self.code[0]), *(f"    {s.name}_f[e] = {text};" for s, text in self.results)]
+
+    def _strip_listing(self, seam):
+        lines, texts = self.strip_code(seam)
+        named = [(getattr(m, "name", m), text) for m, text in texts]
+        return [f"{seam.word}:", *(f"    {line}" for line in lines), *(f"    {name}_f[e] = {text};" for name, text in named)]

@@ -2,8 +2,8 @@
 """What functions of the family `gemm` compute, in words: the formulas of a contract, and statements of NumPy and torch."""
 
 from kfgen import contract
-from kfgen.expr import KEEP
 from kfgen.formulas import LIBRARIES, Printer, inlined
+from kfgen.words import KEEP
 
 DOT = "dot"
 

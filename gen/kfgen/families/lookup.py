@@ -4,11 +4,11 @@
 import functools
 
 from kfgen import derive
-from kfgen.expr import gradient
 from kfgen.families.family import Family, wrong
 from kfgen.families.lookup_c import LookupC
 from kfgen.families.lookup_cuda import LookupCuda
 from kfgen.formulas import LIBRARIES, elementwise
+from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
 
 SKIPPED = "padding_idx"  # the number whose row has no gradient

@@ -4,11 +4,13 @@
 import functools
 
 from kfgen import derive, limits
-from kfgen.expr import KEEP, Graph, gradient, substitute
+from kfgen.expr import Graph
 from kfgen.families.family import Family, one_broadcast
 from kfgen.families.map_c import MapC
 from kfgen.families.map_cuda import MapCuda
+from kfgen.gradient import gradient, substitute
 from kfgen.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.words import KEEP
 
 
 class MapKernel(Kernel):

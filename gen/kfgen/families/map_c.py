@@ -8,9 +8,11 @@ from kfgen import limits
 from kfgen.activation import CALLS, GIVEN, bwd_reads_x, rising
 from kfgen.dtypes import DTYPE, Dtype
 from kfgen.emit import emit, reads
-from kfgen.expr import KEEP, KEEP_SCALE, TRANSCENDENTAL, Graph, substitute
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
 from kfgen.kernel import Kernel
 from kfgen.schedule import C, Text
+from kfgen.words import KEEP, KEEP_SCALE, TRANSCENDENTAL
 
 GROUP = 4  # KFI_GROUP
 SLOT_KINDS = {"load": "KFI_SLOT_LOAD", "store": "KFI_SLOT_STORE", "row": "KFI_SLOT_ROW", "derived": "KFI_SLOT_DERIVED", "sum": "KFI_SLOT_SUM"}

@@ -5,8 +5,8 @@ import functools
 
 from kfgen import chosen
 from kfgen.emit import emit
-from kfgen.expr import KEEP, KEEP_SCALE
 from kfgen.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
+from kfgen.words import KEEP, KEEP_SCALE
 
 RING = 2  # rows on their way in shared memory
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from kfgen import derive, limits
 from kfgen.dtypes import DTYPE
 from kfgen.entries import SpecError, updated
-from kfgen.expr import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM, ExprError, stages
+from kfgen.expr import ExprError, stages
 from kfgen.families.family import Family, wrong
 from kfgen.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.passes import copy, picks, program, stored
+from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for

@@ -4,11 +4,11 @@
 import functools
 
 from kfgen import derive
-from kfgen.expr import gradient
 from kfgen.families.family import Family, wrong
 from kfgen.families.pairs_c import PairsC
 from kfgen.families.pairs_cuda import PairsCuda
 from kfgen.formulas import LIBRARIES, elementwise
+from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
 
 PAIRED = ("halves", "neighbours")

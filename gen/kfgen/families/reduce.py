@@ -5,13 +5,13 @@ import functools
 from dataclasses import replace
 
 from kfgen import derive
-from kfgen.expr import COUNT, ELEM
 from kfgen.families.family import wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
 from kfgen.families.reduce_place import CALLS, WORDS, PlaceC, PlaceCuda, check_places, sought
 from kfgen.passes import reduced
+from kfgen.words import COUNT, ELEM
 
 
 class ReduceKernel(RowsKernel):

@@ -11,6 +11,7 @@ from kfgen.schedule import Instance
 
 class ReduceCuda(RowsCuda):
     template, geometry = "reduce_kernel", "kfi_reduce"
+    longest = 0  # vectors of a thread at most, where bits do not depend on which thread has which
 
     @functools.cached_property
     def sweeps(self):

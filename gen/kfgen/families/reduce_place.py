@@ -5,10 +5,11 @@ numbers. What argmax and argmin mean is an expression of the language's own word
 import functools
 
 from kfgen.emit import emit
-from kfgen.expr import COLUMN, ELEM, PLACES, ExprError
+from kfgen.expr import ExprError
 from kfgen.families.family import wrong
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
+from kfgen.words import COLUMN, ELEM, PLACES
 
 WORDS = {"rowmax": "max", "rowmin": "min"}
 
@@ -59,7 +60,7 @@ def check_places(op, graph, outputs):
 
 
 class PlaceCuda(ReduceCuda):
-    template, again = "reduce_place", False
+    template, again, longest = "reduce_place", False, 64
 
     @functools.cached_property
     def key(self):

@@ -5,11 +5,12 @@ import functools
 
 from kfgen.derive import has_queries
 from kfgen.entries import SpecError
-from kfgen.expr import COLUMN, COUNT, QUERIES, QUERY, stages
+from kfgen.expr import stages
 from kfgen.families.family import one_broadcast, wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.row_c import RowC
 from kfgen.families.row_cuda import RowCuda
+from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
 
 
 class RowKernel(RowsKernel):

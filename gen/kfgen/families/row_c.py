@@ -8,9 +8,9 @@ from dataclasses import replace
 from kfgen import limits
 from kfgen.activation import CALLS, GIVEN, bwd_reads_x
 from kfgen.dtypes import DTYPE
-from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 from kfgen.families.over_rows_schedule import RowsC
 from kfgen.passes import copy, inlined, picks
+from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 
 STRIP = 64  # KFI_STRIP
 WORDS = 1152  # bytes of a kfi_words

@@ -5,10 +5,10 @@ import functools
 from dataclasses import replace
 
 from kfgen import chosen
-from kfgen.expr import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import copy, picks, stored
 from kfgen.schedule import STATIC_SHARED, Instance
+from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 
 
 class RowCuda(RowsCuda):

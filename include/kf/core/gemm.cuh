@@ -23,15 +23,15 @@ template <int type, int tile> KFI_DEVICE constexpr bool kfi_gemm_runs()
     return kfi_tile_mma(tile) ? KFI_MMA : !KFI_MMA || kfi_of_bytes(type) > 2;
 }
 // Adds a block's part of A . B to the sums: size bytes of a number that sums are made of.
-template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
+template <int type, int tile, int layout, int products, int how>
 KFI_DEVICE void kfi_gemm_add(typename kfi_real<kfi_of_real(type)>::type *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,
-                             const kfi_gemm_at &at, const kfi_gemm &g, const kfi_gemm_seams &seams)
+                             const kfi_gemm_at &at, const kfi_gemm &g)
 {
     if constexpr (!kfi_tile_mma(tile)) {
-        kfi_gemm_simt<type, tile, layout, products, how_a, how_b, seam_a, seam_b, act>(sums, a, b, at, g, seams);
+        kfi_gemm_simt<type, tile, layout, products, how>(sums, a, b, at, g);
     } else {
 #if KFI_MMA
-        kfi_gemm_mma<type, tile, layout, products, how_a, how_b, seam_a, seam_b, act>(sums, a, b, at, g, seams);
+        kfi_gemm_mma<type, tile, layout, products, how>(sums, a, b, at, g);
 #endif
     }
 }

@@ -20,16 +20,15 @@
 #include "kf/core/launch.cuh"
 
 // Kernels of a product of elements of so many bytes, of which the last one joins split depths.
-#define KFI_GEMM_WGMMA 6 // which one of 2 bytes goes by wgmma
-KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 8 : bytes == 4 ? 5 : 3; }
+#define KFI_GEMM_WGMMA 5 // which one of 2 bytes goes by wgmma
+KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 5 : 3; }
 // Which of them makes a choice's tile.
 KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 {
-    const int first = bytes == 2 ? KFI_TILE_LARGE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
-    const int count = bytes == 2 ? 3 : bytes == 4 ? 2 : 1; // of tiles by copies of 16 bytes
-    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 5;
-    if (choice.how == KFI_WHOLE) return choice.tile - first;
-    return bytes == 2 ? 3 + choice.tile - KFI_TILE_MIDDLE : count + choice.tile - first; // of the largest tile there is none
+    const int first = bytes == 2 ? KFI_TILE_MIDDLE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
+    const int count = bytes == 8 ? 1 : 2; // of tiles by copies of 16 bytes
+    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 4;
+    return (choice.how == KFI_WHOLE ? 0 : count) + choice.tile - first;
 }
 
 // Whether the code that the device runs has mma.sync: code for what came before may have a warp's threads.

@@ -9,24 +9,7 @@
 
 #include "kf/core/gemm_tile.cuh"
 
-// What the seams on the way from memory to the product read: a kernel's own operands, at most four, of which lines and matrices lie so many
-// elements apart, its scalars, and the activation's.
-struct kfi_gemm_seams {
-    const void *p[4];
-    kf_i64 ld[4], matrix[4];
-    double own[KFI_MAX_SCALARS];
-    kfi_scalars_f32 f32;
-    kfi_scalars_f64 f64;
-};
-
 #ifdef KFI_DEVICE_PASS
-
-// A seam is a function of its own number, from 1 on, that a kernel brings along: vec elements of A or B, one after the other along the
-// depth, or (transposed) along rows or columns, from (outer, depth) on. Those from `left` on belong to nobody, and become zero behind it.
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, float *, const kfi_gemm_seams &, kf_i64, int, int, int)
-{
-}
 
 // Where in its stage a chunk is.
 template <int chunks> KFI_DEVICE int kfi_chunk_at(int line, int chunk)
@@ -137,20 +120,6 @@ KFI_DEVICE void kfi_chunk_align(unsigned *w, const char *p, int left, const kfi_
         w[i] = own >= 2 ? w[i] : own == 1 ? w[i] & 0xffffu : 0;
     }
 }
-template <int type> KFI_DEVICE void kfi_chunk_unpack(float *values, const unsigned *w)
-{
-    if (type == KFI_OF_BF16)
-        kfi_unpack_bf16<8>(values, (const kf_bf16 *)w);
-    else
-        kfi_unpack_f16<8>(values, (const kf_f16 *)w);
-}
-template <int type> KFI_DEVICE void kfi_chunk_pack(unsigned *w, const float *values)
-{
-    if (type == KFI_OF_BF16)
-        kfi_pack_bf16<8>((kf_bf16 *)w, values);
-    else
-        kfi_pack_f16<8>((kf_f16 *)w, values);
-}
 
 template <int tile, int lines, int chunks>
 KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span)
@@ -159,10 +128,8 @@ KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor, 
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i)
         kfi_chunk_load(w[i], cursor.p + i * cursor.apart, kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
 }
-// outer, depth: where the stage begins.
-template <int type, int tile, int lines, int chunks, int products, int share, int transposed, int seam, int act>
-KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span, int product,
-                                const kfi_gemm_seams &seams, kf_i64 matrix, int outer, int depth)
+template <int tile, int lines, int chunks, int products, int share, int transposed>
+KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span, int product)
 {
     constexpr int all = transposed ? chunks * products : chunks;
 #pragma unroll
@@ -170,17 +137,7 @@ KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cu
         const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks;
         const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
                                   : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
-        const int left = kfi_cursor_left<tile, chunks, 8>(cursor, i);
-        kfi_chunk_align(w[i], cursor.p + i * cursor.apart, left, span);
-        if (seam > 0 && left > 0) {
-            float values[8];
-            kfi_chunk_unpack<type>(values, w[i]);
-            kfi_gemm_seam<act, 8, transposed>(kfi_tag<seam>(), values, seams, matrix, outer + (transposed ? 8 * chunk : l),
-                                              depth + (transposed ? l : 8 * chunk), left);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) values[e] = e < left ? values[e] : 0.0f;
-            kfi_chunk_pack<type>(w[i], values);
-        }
+        kfi_chunk_align(w[i], cursor.p + i * cursor.apart, kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
         kfi_copy<16>(stage + 16 * at, w[i]);
     }
 }

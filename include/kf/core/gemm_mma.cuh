@@ -42,11 +42,9 @@ template <int type, int tile> KFI_DEVICE void kfi_mma_all(float *sums, unsigned 
 }
 
 // Adds the product over the depth from at.begin to at.end to the sums. All threads come here; afterwards shared memory is free.
-template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
-KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at, const kfi_gemm &g,
-                             const kfi_gemm_seams &seams)
+template <int type, int tile, int layout, int products, int how>
+KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at, const kfi_gemm &g)
 {
-    static_assert((how_a == KFI_ANY || seam_a == 0) && (how_b == KFI_ANY || seam_b == 0), "kf: what has a seam comes by way of registers");
     constexpr int stages = kfi_tile_stages(tile), depth = kfi_tile_depth(tile), rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;
@@ -54,7 +52,7 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
     constexpr int lines_b = transposed_b ? depth : cols / products,
                   chunks_b = transposed_b ? cols / products / 8 : depth / 8; // of a product
     constexpr int bytes_a = rows * depth * 2, bytes = (rows + cols) * depth * 2;
-    constexpr bool ahead = how_a == KFI_WHOLE && how_b == KFI_WHOLE;
+    constexpr bool ahead = how == KFI_WHOLE;
     static_assert(depth == 32, "kf: a stage is two steps of mma.sync");
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + depth - 1) / depth;
@@ -67,38 +65,37 @@ KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm
         cursor_b[p] = kfi_gemm_begin<2, 8, tile, chunks_b, transposed_b>(b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
         span_b[p] = kfi_gemm_span_of(b.p[p], b.ld[p], transposed_b ? g.depth : g.cols, transposed_b ? g.cols : g.depth);
     }
-    unsigned ahead_a[how_a == KFI_ANY ? lines_a / kfi_cursor_lines<tile, chunks_a>() : 1][8];
-    unsigned ahead_b[products][how_b == KFI_ANY ? lines_b / kfi_cursor_lines<tile, chunks_b>() : 1][8];
+    unsigned ahead_a[how == KFI_ANY ? lines_a / kfi_cursor_lines<tile, chunks_a>() : 1][8];
+    unsigned ahead_b[products][how == KFI_ANY ? lines_b / kfi_cursor_lines<tile, chunks_b>() : 1][8];
     unsigned part_a[ahead ? 2 : 1][kfi_warp_rows(tile) / 16][4], part_b[ahead ? 2 : 1][kfi_warp_cols(tile) / 16][4];
     // Stages come one after the other: each of these is done once for each, in this order.
 #define KFI_STAGE(n) shared + (n) % stages *bytes
 #define KFI_FETCH(n)                                                                                                                       \
-    if (how_a == KFI_WHOLE && (n) < count) {                                                                                               \
+    if (how == KFI_WHOLE && (n) < count) {                                                                                                 \
         kfi_stage_whole<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), cursor_a, 0);                                        \
         kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }                                                                                                                                      \
-    _Pragma("unroll") for (int p = 0; how_b == KFI_WHOLE && p < products && (n) < count; ++p)                                              \
+    _Pragma("unroll") for (int p = 0; how == KFI_WHOLE && p < products && (n) < count; ++p)                                                \
     {                                                                                                                                      \
         kfi_stage_whole<tile, lines_b, chunks_b, products, share, transposed_b>(KFI_STAGE(n) + bytes_a, cursor_b[p], p);                   \
         kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }                                                                                                                                      \
     kfi_fetch_commit()
 #define KFI_LOAD_A(n)                                                                                                                      \
-    if (how_a == KFI_ANY && (n) < count) kfi_stage_load<tile, lines_a, chunks_a>(ahead_a, cursor_a, span_a)
+    if (how == KFI_ANY && (n) < count) kfi_stage_load<tile, lines_a, chunks_a>(ahead_a, cursor_a, span_a)
 #define KFI_WRITE_A(n)                                                                                                                     \
-    if (how_a == KFI_ANY && (n) < count) {                                                                                                 \
-        kfi_stage_write<type, tile, lines_a, chunks_a, 1, rows, transposed_a, seam_a, act>(                                                \
-            KFI_STAGE(n), ahead_a, cursor_a, span_a, 0, seams, at.matrix, at.row, at.begin + (n) * depth);                                 \
+    if (how == KFI_ANY && (n) < count) {                                                                                                   \
+        kfi_stage_write<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), ahead_a, cursor_a, span_a, 0);                       \
         kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
     }
 #define KFI_LOAD_B(n)                                                                                                                      \
-    _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
+    _Pragma("unroll") for (int p = 0; how == KFI_ANY && p < products && (n) < count; ++p)                                                  \
         kfi_stage_load<tile, lines_b, chunks_b>(ahead_b[p], cursor_b[p], span_b[p])
 #define KFI_WRITE_B(n)                                                                                                                     \
-    _Pragma("unroll") for (int p = 0; how_b == KFI_ANY && p < products && (n) < count; ++p)                                                \
+    _Pragma("unroll") for (int p = 0; how == KFI_ANY && p < products && (n) < count; ++p)                                                  \
     {                                                                                                                                      \
-        kfi_stage_write<type, tile, lines_b, chunks_b, products, share, transposed_b, seam_b, act>(                                        \
-            KFI_STAGE(n) + bytes_a, ahead_b[p], cursor_b[p], span_b[p], p, seams, at.matrix, at.col, at.begin + (n) * depth);              \
+        kfi_stage_write<tile, lines_b, chunks_b, products, share, transposed_b>(KFI_STAGE(n) + bytes_a, ahead_b[p], cursor_b[p],           \
+                                                                                span_b[p], p);                                             \
         kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                      \
     }
 #pragma unroll

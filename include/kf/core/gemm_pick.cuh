@@ -53,10 +53,10 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick(const kfi_gemm_sizes &s)
 {
     static const struct {
         int tile, how, bytes, rate; // products a clock and SM
-    } menu[] = {{KFI_TILE_LARGE, KFI_WHOLE, 2, 1250}, {KFI_TILE_MIDDLE, KFI_WHOLE, 2, 1100}, {KFI_TILE_SMALL, KFI_WHOLE, 2, 700},
-                {KFI_TILE_MIDDLE, KFI_ANY, 2, 700},   {KFI_TILE_SMALL, KFI_ANY, 2, 500},     {KFI_TILE_WIDE, KFI_WHOLE, 4, 115},
-                {KFI_TILE_LEAST, KFI_WHOLE, 4, 90},   {KFI_TILE_WIDE, KFI_ANY, 4, 105},      {KFI_TILE_LEAST, KFI_ANY, 4, 80},
-                {KFI_TILE_LEAST, KFI_WHOLE, 8, 50},   {KFI_TILE_LEAST, KFI_ANY, 8, 50}};
+    } menu[] = {{KFI_TILE_MIDDLE, KFI_WHOLE, 2, 1100}, {KFI_TILE_SMALL, KFI_WHOLE, 2, 700}, {KFI_TILE_MIDDLE, KFI_ANY, 2, 700},
+                {KFI_TILE_SMALL, KFI_ANY, 2, 500},     {KFI_TILE_WIDE, KFI_WHOLE, 4, 115},  {KFI_TILE_LEAST, KFI_WHOLE, 4, 90},
+                {KFI_TILE_WIDE, KFI_ANY, 4, 105},      {KFI_TILE_LEAST, KFI_ANY, 4, 80},    {KFI_TILE_LEAST, KFI_WHOLE, 8, 50},
+                {KFI_TILE_LEAST, KFI_ANY, 8, 50}};
     kfi_gemm_choice best = {KFI_TILE_LEAST, KFI_ANY, 1, 0}, choice;
     kf_i64 least = -1;
     kfi_gemm_split(&best, s);

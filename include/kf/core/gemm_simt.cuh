@@ -9,11 +9,6 @@
 
 #ifdef KFI_DEVICE_PASS
 
-template <int act, int vec, int transposed>
-KFI_DEVICE void kfi_gemm_seam(kfi_tag<0>, double *, const kfi_gemm_seams &, kf_i64, int, int, int)
-{
-}
-
 KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_BF16>, float *d, const char *p) { kfi_unpack_bf16<1>(d, (const kf_bf16 *)p); }
 KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F16>, float *d, const char *p) { kfi_unpack_f16<1>(d, (const kf_f16 *)p); }
 KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F32>, float *d, const char *p) { kfi_copy<4>(d, p); }
@@ -23,16 +18,12 @@ KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F64>, double *d, const char *p) {
 KFI_BOTH constexpr int kfi_simt_pitch(int outer, int size, int transposed) { return transposed ? outer : 16 + 16 / size; }
 
 // Elements that are copied at a time.
-KFI_BOTH constexpr int kfi_simt_per(int type, int how, int seam)
+KFI_BOTH constexpr int kfi_simt_per(int type, int how) { return how == KFI_WHOLE && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1; }
+// A stage of one product, of which the tile has `outer` rows or columns.
+template <int type, int tile, int outer, int products, int share, int transposed, int how>
+KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int product)
 {
-    return how == KFI_WHOLE && seam == 0 && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1;
-}
-// A stage of one product, of which the tile has `outer` rows or columns. row, depth: where it begins.
-template <int type, int tile, int outer, int products, int share, int transposed, int how, int seam, int act>
-KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int product, const kfi_gemm_seams &seams, kf_i64 matrix, int row,
-                               int depth)
-{
-    constexpr int size = kfi_of_real(type), stored = kfi_of_bytes(type), per = kfi_simt_per(type, how, seam);
+    constexpr int size = kfi_of_real(type), stored = kfi_of_bytes(type), per = kfi_simt_per(type, how);
     constexpr int lines = transposed ? 16 : outer, chunks = (transposed ? outer : 16) / per,
                   pitch = kfi_simt_pitch(outer * products, size, transposed);
 #pragma unroll
@@ -41,15 +32,11 @@ KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int p
         const int at = transposed ? line * pitch + kfi_by_turns<products, share>(chunk, product)
                                   : kfi_by_turns<products, share>(line, product) * pitch + chunk;
         const int left = kfi_cursor_left<tile, chunks, per>(cursor, i);
-        if (stored == size && seam == 0) {
+        if (stored == size) {
             kfi_fetch_some<per * size>(stage + at * size, cursor.p + i * cursor.apart, left * size);
         } else {
             typename kfi_real<size>::type value = 0;
-            if (left > 0) {
-                kfi_gemm_number(kfi_tag<type>(), &value, cursor.p + i * cursor.apart);
-                kfi_gemm_seam<act, 1, transposed>(kfi_tag<seam>(), &value, seams, matrix, row + (transposed ? chunk : line),
-                                                  depth + (transposed ? line : chunk), left);
-            }
+            if (left > 0) kfi_gemm_number(kfi_tag<type>(), &value, cursor.p + i * cursor.apart);
             kfi_copy<size>(stage + at * size, &value);
         }
     }
@@ -109,35 +96,32 @@ KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *s
 }
 
 // As kfi_gemm_mma.
-template <int type, int tile, int layout, int products, int how_a, int how_b, int seam_a, int seam_b, int act>
+template <int type, int tile, int layout, int products, int how>
 KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,
-                              const kfi_gemm_at &at, const kfi_gemm &g, const kfi_gemm_seams &seams)
+                              const kfi_gemm_at &at, const kfi_gemm &g)
 {
     constexpr int size = kfi_of_real(type), stages = kfi_tile_stages(tile), rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;
     constexpr int bytes_a = (transposed_a ? 16 : rows) * kfi_simt_pitch(rows, size, transposed_a) * size;
     constexpr int bytes = bytes_a + (transposed_b ? 16 : cols) * kfi_simt_pitch(cols, size, transposed_b) * size;
-    constexpr int stored = kfi_of_bytes(type), per_a = kfi_simt_per(type, how_a, seam_a), per_b = kfi_simt_per(type, how_b, seam_b);
-    constexpr int chunks_a = (transposed_a ? rows : 16) / per_a, chunks_b = (transposed_b ? cols / products : 16) / per_b;
+    constexpr int stored = kfi_of_bytes(type), per = kfi_simt_per(type, how);
+    constexpr int chunks_a = (transposed_a ? rows : 16) / per, chunks_b = (transposed_b ? cols / products : 16) / per;
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + 15) / 16;
-    kfi_gemm_cursor cursor_a =
-                        kfi_gemm_begin<stored, per_a, tile, chunks_a, transposed_a>(a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
+    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per, tile, chunks_a, transposed_a>(a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
                     cursor_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        cursor_b[p] = kfi_gemm_begin<stored, per_b, tile, chunks_b, transposed_b>(b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
+        cursor_b[p] = kfi_gemm_begin<stored, per, tile, chunks_b, transposed_b>(b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
 #define KFI_FETCH(n)                                                                                                                       \
     if ((n) < count) {                                                                                                                     \
         char *const to = shared + (n) % stages * bytes;                                                                                    \
-        const int from = at.begin + (n) * 16;                                                                                              \
-        kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how_a, seam_a, act>(to, cursor_a, 0, seams, at.matrix, at.row, from);      \
+        kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how>(to, cursor_a, 0);                                                     \
         kfi_gemm_go<tile, transposed_a>(cursor_a);                                                                                         \
         _Pragma("unroll") for (int p = 0; p < products; ++p)                                                                               \
         {                                                                                                                                  \
-            kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how_b, seam_b, act>(                                \
-                to + bytes_a, cursor_b[p], p, seams, at.matrix, at.col, from);                                                             \
+            kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how>(to + bytes_a, cursor_b[p], p);                 \
             kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                                                                  \
         }                                                                                                                                  \
     }                                                                                                                                      \

@@ -157,7 +157,6 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
     kfi_begin();
     if (!kfi_gemm_runs<type, tile>()) return;
     const kfi_gemm_at at = kfi_gemm_locate<tile, 1>(g);
-    const kfi_gemm_seams none = {};
     real sums[kfi_tile_sums(tile)];
 #pragma unroll
     for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
@@ -168,7 +167,7 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
         const kf_i64 a_matrix = second ? t.a_matrix[1] : t.a_matrix[0], b_matrix = second ? t.b_matrix[1] : t.b_matrix[0];
         const kfi_gemm_side side_a = {{a + at.matrix * a_matrix * kfi_of_bytes(type), nullptr}, {second ? t.a_ld[1] : t.a_ld[0], 0}};
         const kfi_gemm_side side_b = {{b + at.matrix * b_matrix * kfi_of_bytes(type), nullptr}, {second ? t.b_ld[1] : t.b_ld[0], 0}};
-        kfi_gemm_add<type, tile, layout, 1, how, how, 0, 0, 0>(sums, side_a, side_b, at, g, none);
+        kfi_gemm_add<type, tile, layout, 1, how>(sums, side_a, side_b, at, g);
     }
     if (g.splits > 1 || !t.out) {
         kfi_gemm_leave<tile, size, layout, 1, vec>(sums, at, g);

@@ -9,28 +9,24 @@
 #include "kf/core/mma.cuh"
 
 // The tiles: rows x columns of the result. Those of mma.sync are for elements of 2 bytes, the others for floats and doubles.
-#define KFI_TILE_LARGE 0  // 128 x 256
-#define KFI_TILE_MIDDLE 1 // 128 x 128
-#define KFI_TILE_SMALL 2  // 64 x 64
-#define KFI_TILE_WIDE 3   // 128 x 128 without mma.sync
-#define KFI_TILE_LEAST 4  // 64 x 64 without
-#define KFI_TILE_TURNS 5  // 128 x 128 by wgmma (gemm_hopper.cuh)
+#define KFI_TILE_MIDDLE 0 // 128 x 128
+#define KFI_TILE_SMALL 1  // 64 x 64
+#define KFI_TILE_WIDE 2   // 128 x 128 without mma.sync
+#define KFI_TILE_LEAST 3  // 64 x 64 without
+#define KFI_TILE_TURNS 4  // 128 x 128 by wgmma (gemm_hopper.cuh)
 KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
 KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }                               // warps
-KFI_BOTH constexpr int kfi_tile_across(int tile) { return tile == KFI_TILE_LARGE ? 4 : 2; }                            // warps
-KFI_BOTH constexpr int kfi_warp_rows(int tile)
-{
-    return tile == KFI_TILE_LARGE || tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS ? 64 : 32;
-} // of a warp
+KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                                              // warps
+KFI_BOTH constexpr int kfi_warp_rows(int tile) { return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS ? 64 : 32; } // of a warp
 KFI_BOTH constexpr int kfi_warp_cols(int tile) { return tile == KFI_TILE_SMALL || tile == KFI_TILE_LEAST ? 32 : 64; }
 KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kfi_warp_rows(tile); }
 KFI_BOTH constexpr int kfi_tile_cols(int tile) { return kfi_tile_across(tile) * kfi_warp_cols(tile); }
-KFI_BOTH constexpr int kfi_tile_threads(int tile) { return tile == KFI_TILE_TURNS ? 384 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32; }
-KFI_BOTH constexpr int kfi_tile_blocks(int tile)
+KFI_BOTH constexpr int kfi_tile_threads(int tile)
 {
-    return tile == KFI_TILE_LARGE ? 1 : tile == KFI_TILE_LEAST ? 3 : 2;
-} // of an SM, at least
-KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; } // of a stage
+    return tile == KFI_TILE_TURNS ? 384 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
+}
+KFI_BOTH constexpr int kfi_tile_blocks(int tile) { return tile == KFI_TILE_LEAST ? 3 : 2; } // of an SM, at least
+KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; }    // of a stage
 KFI_BOTH constexpr int kfi_tile_stages(int tile) { return kfi_tile_mma(tile) ? 4 : 3; }
 KFI_BOTH constexpr int kfi_tile_sums(int tile) { return kfi_warp_rows(tile) * kfi_warp_cols(tile) / 32; } // of a thread
 
@@ -43,7 +39,7 @@ KFI_BOTH constexpr int kfi_of_real(int type) { return type == KFI_OF_F64 ? 8 : 4
 #define KFI_B_TRANSPOSED 2 // [depth, cols]
 
 // How a tile of an operand comes to shared memory: by copies of 16 bytes behind the threads' backs, of which lines must be multiples; or
-// by way of registers, from any address. What is loaded through a seam comes by way of registers.
+// by way of registers, from any address.
 #define KFI_WHOLE 0
 #define KFI_ANY 1
 

@@ -9,7 +9,7 @@
 // is an axis of up to 2,048 vectors (flat) or a few hundred elements (columns); a longer one they read again, from the L2 cache where it fits.
 //
 // Which thread adds up which elements in which order depends on axis and inner alone: not on outer, nor on alignment, which only
-// decides how wide an access is. So a result's bits depend on nothing else either.
+// decides how wide an access is. So a result's bits depend on nothing else either. (A place is the same in any order: there outer counts too.)
 #ifndef KF_CORE_REDUCE_CUH
 #define KF_CORE_REDUCE_CUH
 
@@ -192,6 +192,7 @@ struct kfi_reducing {
     bool bwd;
     bool refuses; // an axis without elements
     bool again;   // a tensor is read by several sweeps
+    int longest;  // vectors of a thread at most, where the order in which an axis is gone over makes no difference; else 0
 };
 #ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
@@ -200,6 +201,7 @@ struct kfi_reducing {
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
+#define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
 #endif
 
 KF_FN int kfi_log_up(kf_i64 n, int most)
@@ -240,6 +242,12 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
     if (g->parts == 1) g->length = axis;
 }
+// Fewer threads an axis than that, where there are axes enough to fill the device: what the threads of one find together costs less.
+KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
+{
+    const kf_i64 vectors = kfi_ceil(g->axis, vec);
+    while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
+}
 KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
 {
     if (!kfi_fits(outer, axis, inner)) return 0;
@@ -273,6 +281,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);
+    kfi_reduce_lengthen(g, m.vec, m.longest);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);

@@ -172,12 +172,13 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
         for (int k = 0; k < op->operand_count && result == KF_SUCCESS; ++k) {
             kfi_rt_pair p, back;
             if (pass == 0) t[k] = NULL;
-            if (!m->t[k] || (pass && !op->operands[k].is_out)) continue;
+            const int goes_out = op->operands[k].is_out, goes_in = !goes_out || (op->operands[k].is_added && c->beta != 0);
+            if (!m->t[k] || (pass && !goes_out)) continue;
             const size_t width = kfi_rt_width(c->tensors[k]->dtype);
             char *const own = (char *)m->t[k] + kfi_rt_lay(c, g, b, k, size, &p) * (int64_t)width;
             const int is_dense = kfi_rt_lies_dense(&p);
             if (pass == 0) t[k] = is_dense ? own : room->of[k];
-            if (is_dense || pass != op->operands[k].is_out) continue;
+            if (is_dense || !(pass ? goes_out : goes_in)) continue;
             back = p;
             memcpy(back.to, p.from, sizeof back.to);
             memcpy(back.from, p.to, sizeof back.from);

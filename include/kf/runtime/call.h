@@ -15,6 +15,7 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
     for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
     for (int i = 0; i < a->scalars; ++i) m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
     m->s[KFI_RT_P] = c->p;
+    m->s[KFI_RT_BETA] = c->beta;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
 /* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. */

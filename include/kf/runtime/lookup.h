@@ -46,6 +46,7 @@ static kfi_rt_call kfi_rt_call_of(kf_context_t *ctx, const kf_op_t *op, const kf
     c.groups = a->groups;
     c.dim = op->op->chooses_axis ? a->dim : op->op->axis;
     c.p = a->p;
+    c.beta = a->beta;
     c.rng[0] = a->seed;
     c.rng[1] = a->offset;
     c.activation = op->op->activations[op->activation].id;
@@ -111,6 +112,7 @@ kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info)
     info->activation_id = a->id;
     info->on_cpu = op->cpu.run != NULL, info->on_cuda = op->cuda.run != NULL;
     info->takes_dim = of->chooses_axis, info->takes_groups = of->chooses_groups, info->takes_dropout = of->dropout;
+    info->takes_beta = of->has_beta;
     info->tensor_count = of->operand_count, info->integer_count = of->integers, info->scalar_count = of->scalars;
     info->act_scalar_count = a->scalars;
     for (int i = 0; i < of->operand_count; ++i) {

@@ -9,7 +9,9 @@
 #define KFI_RT_TENSORS 24
 #define KFI_RT_SIZES 5
 #define KFI_RT_SCALARS 16
-#define KFI_RT_P (KFI_RT_SCALARS - 1) /* the place of a dropout's probability, behind all others */
+#define KFI_RT_P (KFI_RT_SCALARS - 1)    /* the place of a dropout's probability, behind all others */
+#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* and that of beta */
+#define KFI_RT_DIMS (KF_MAX_DIMS + 2)    /* of elements whose dimensions are those of several tensors */
 
 /* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU, where one serves them all: a bit for each
    number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. */
@@ -40,6 +42,7 @@ enum {
     KFI_RT_GROUPS,
     KFI_RT_ONE,
     KFI_RT_BUT_THREE,
+    KFI_RT_BETWEEN, /* from the axis to the last two */
     KFI_RT_THIRD,
     KFI_RT_SECOND,
     KFI_RT_LAST
@@ -51,6 +54,7 @@ enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 typedef struct {
     const char *name;
     unsigned char is_out, var;
+    unsigned char is_added;                    /* to beta times what is there */
     unsigned char extents;                     /* how many sizes its shape is made of */
     unsigned char extent[KFI_RT_SIZES], times; /* numbers of sizes, the slowest first; what the last one is multiplied by */
     unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
@@ -89,9 +93,10 @@ struct kfi_rt_op {
     signed char axis;        /* the dimension that is the axis, where nobody names one */
     unsigned char least;     /* dimensions that its elements have at least */
     unsigned char shaped_by; /* the operand whose shape the sizes are read from */
+    unsigned char shaped[2]; /* where it takes two: the other one, which says how many dimensions a batch has, and that; else that twice */
     unsigned char halves;    /* that operand is twice as long along the last dimension */
     unsigned char any_order; /* elements are visited one by one, in any order: any strides and broadcasting will do */
-    unsigned char dropout, refuses_empty;
+    unsigned char dropout, refuses_empty, has_beta;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;
     signed char batch; /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
@@ -124,7 +129,7 @@ typedef struct {
     const double *scalars, *act_scalars; /* act_scalars NULL: the defaults */
     kf_stream_t *stream;
     int64_t groups;
-    double p;
+    double p, beta;
     uint64_t rng[2];
     int dim;
     kf_activation_t activation;
@@ -134,7 +139,7 @@ typedef struct {
 typedef struct {
     const kf_op_t *entry;
     int activation, axis, ndim; /* ndim: of the elements */
-    int64_t shape[KF_MAX_DIMS];
+    int64_t shape[KFI_RT_DIMS];
     int64_t n[KFI_RT_SIZES + 4];         /* sizes, then integers */
     int64_t strides[KFI_RT_TENSORS * 3]; /* the struct; `apart`: some field is not 0 */
     double s[KFI_RT_SCALARS];

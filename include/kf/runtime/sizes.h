@@ -96,7 +96,8 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 static int kfi_rt_begin(const kfi_rt_made *m, int what)
 {
     switch (what) {
-    case KFI_RT_AXIS: return m->axis;
+    case KFI_RT_AXIS:
+    case KFI_RT_BETWEEN: return m->axis;
     case KFI_RT_AFTER: return m->axis + 1;
     case KFI_RT_THIRD:
     case KFI_RT_SECOND:
@@ -112,6 +113,7 @@ static int kfi_rt_end(const kfi_rt_made *m, int what)
     case KFI_RT_BEFORE: return m->axis;
     case KFI_RT_AXIS: return m->axis + 1;
     case KFI_RT_BUT_THREE: return m->ndim - 3;
+    case KFI_RT_BETWEEN: return m->ndim - 2;
     case KFI_RT_GROUPS:
     case KFI_RT_ONE: return 0;
     default: return kfi_rt_begin(m, what) + 1;
@@ -149,15 +151,44 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
     }
     return KF_SUCCESS;
 }
+/* The dimensions of all sizes, one after the other, of two tensors: each has one for most of its sizes, and for one of them what is left.
+ */
+static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    const int64_t *shape[KFI_RT_SIZES] = {NULL};
+    int count[KFI_RT_SIZES];
+    for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_THIRD ? 1 : -1;
+    for (int i = 0; i < 2; ++i) {
+        const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
+        const kf_tensor_t *const t = c->tensors[op->shaped[i]];
+        if (!t) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor, of whose shape the others are");
+        int left = t->ndim, unknown = -1, at = 0;
+        for (int k = 0; k < o->extents; ++k) {
+            if (count[o->extent[k]] < 0) unknown = o->extent[k];
+            left -= count[o->extent[k]] < 0 ? 0 : count[o->extent[k]];
+        }
+        if (left < 0 || (left && unknown < 0))
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
+                               t->ndim - left, unknown < 0 ? "" : " or more");
+        if (unknown >= 0) count[unknown] = left;
+        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) shape[o->extent[k]] = t->shape + at;
+    }
+    m->ndim = 0;
+    m->axis = count[0];
+    for (int s = 0; s < op->size_count; m->ndim += count[s++]) memcpy(m->shape + m->ndim, shape[s], (size_t)count[s] * sizeof *shape[s]);
+    return KF_SUCCESS;
+}
 static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
     const kf_tensor_t *const first = c->tensors[op->shaped_by];
     const char *const name = op->operands[op->shaped_by].name;
     if (op->any_order) return kfi_rt_broadcast_all(c, m);
+    if (op->shaped[0] != op->shaped[1]) return kfi_rt_join_shapes(c, m);
     if (!first) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name, "is NULL, expected a tensor, of whose shape the others are");
     m->ndim = first->ndim;
-    memcpy(m->shape, first->shape, sizeof m->shape);
+    memcpy(m->shape, first->shape, sizeof first->shape);
     if (m->ndim < op->least)
         return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions or more", kfi_rt_list(m->shape, m->ndim).text,
                            op->least);

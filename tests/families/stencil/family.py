@@ -5,8 +5,8 @@ import functools
 
 from kfgen import derive
 from kfgen.emit import emit
-from kfgen.expr import gradient
 from kfgen.families.family import Family, wrong
+from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
 from kfgen.schedule import C, Cuda, Instance
 

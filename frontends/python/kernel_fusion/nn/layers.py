@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates, softmax, dropout."""
+"""Linear layers, gates, softmax, dropout."""
 
 from typing import Any
 
@@ -8,6 +8,19 @@ from torch import Tensor
 
 from kernel_fusion import ops
 from kernel_fusion.nn.norms import _Activated
+
+
+class Linear(_Activated, torch.nn.Linear):
+    """act(input . weight^T + bias)"""
+
+    op = "linear"
+
+    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._chosen(activation)
+
+    def forward(self, input: Tensor) -> Any:
+        return self.call(input, self.weight, self.bias)
 
 
 class GLU(torch.nn.GLU):

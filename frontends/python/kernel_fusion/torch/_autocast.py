@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, the widest of the
-tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
+"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, autocast's own
+dtype for products, the widest of the tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
 
 import functools
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ def cast(op: Op, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     if not own or op.autocast == "same":
         return [*tensors]
     wide = functools.reduce(torch.promote_types, [*own, torch.float32] if op.autocast == "float32" else own)
+    if op.autocast == "low" and wide != torch.float64:  # which PyTorch's own products leave as it is, too
+        wide = torch.get_autocast_dtype(next(x.device.type for x in tensors if x is not None))
     sums = DTYPES[WIDE[WORDS[wide]]]
     weights = [x.dtype for t, x in zip(op.forward.inputs, tensors) if t.var == "U" and x is not None]
     second = wide if all(d == wide for d in weights) else sums

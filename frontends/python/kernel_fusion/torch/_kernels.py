@@ -100,8 +100,8 @@ def _call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor]) 
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
     rng = None if given.rng is None else given.rng.contiguous()
-    _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides), given.scalars,
-                            None if rng is None else rng.data_ptr(), s.call.workspace)
+    _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
+                            s.call.values(given.scalars, s.op.dropout), None if rng is None else rng.data_ptr(), s.call.workspace)
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:

@@ -107,8 +107,8 @@ def _entry(s: Schema) -> _Op:
 
 
 def covers(s: Schema) -> bool:
-    """Not an op whose result's dtype is an argument."""
-    return s.op.second != "results"
+    """Not an op whose result's dtype is an argument, nor products."""
+    return s.op.second != "results" and not s.call.shaped_by
 
 
 _table: Any = None

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that no tensor alone says, such as those of products: of a batch of weights and of what they are multiplied with."""
+
+from collections.abc import Mapping
+
+from kernel_fusion._table import Call, Op, Shape, ShapeError
+
+
+def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int, ...], int]:
+    """(the dimensions of all sizes, one after the other; the first behind the batch's), of the tensors that say them. Each of them has as many
+    dimensions as its sizes need, but for one size of any number of them, which is what is left."""
+    count = {size: 1 for size, what in op.parts.items() if isinstance(what, int)}
+    of = {t.name: t.shape for t in call.inputs}
+    for name in call.shaped_by:
+        shape, unknown = shapes[name], [size for size in of[name] if size not in count]
+        left = len(shape) - sum(count[size] for size in of[name] if size in count)
+        if left < 0 or (left and not unknown):
+            first = call.shaped_by[0]
+            beside = f" beside {first} of the shape {tuple(shapes[first])}" if name != first else ""
+            raise ShapeError(name, shape, f"{'at least ' if unknown else ''}{len(shape) - left} dimensions{beside}")
+        count |= {size: left for size in unknown}
+    known: dict[str, tuple[int, ...]] = {}
+    for name in reversed(call.shaped_by):
+        at = 0
+        for size in of[name]:
+            known.setdefault(size, tuple(shapes[name][at:at + count[size]]))
+            at += count[size]
+    return tuple(n for size in call.sizes for n in known[size]), count[call.sizes[0]]
