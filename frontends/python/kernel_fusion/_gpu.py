@@ -51,7 +51,8 @@ def text(function: str) -> str:
 class Call(threading.local):
     """What a thread is about to launch."""
 
-    function, device, stream, error = "", 0, 0, None
+    function, device, stream = "", 0, 0
+    error: Exception | None = None
 
 
 class Gpu:
@@ -124,7 +125,7 @@ class Gpu:
         """The loader's question, in the midst of a launch: an exception is kept for the call."""
         try:
             image, name = self.made(self.now.function, kernel.decode(), self.architecture(self.now.device))
-            cubin[0], lowered[0] = ctypes.cast(image, ctypes.c_void_p), name
+            cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
             return 0
         except Exception as e:  # C between here and the caller lets none through
             self.now.error = e
