@@ -2,6 +2,7 @@
 // kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
+// [rings]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "gemm_kernel.cuh"
+
+#include <kf/core/gemm_hopper_host.cuh>
 
 static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }
@@ -63,7 +66,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(NAN);
     }
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = kfi_tile_depth(tile);
+    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
     if (p.splits > 1 && p.depth > stage) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
@@ -83,9 +86,20 @@ template <int type, int tile, int layout, int products, int how> static bool run
                 out.apart};
     void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g}, *joint_args[] = {&e, &g};
     const kfi_name name = {"product", ""};
-    const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
-    kf_result_t result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)),
-                                    kfi_tile_threads(tile), args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
+    kf_result_t result;
+    if constexpr (tile == KFI_TILE_TURNS) {
+        kfi_gemm_maps maps;
+        const kf_i64 a_matrices[] = {a.apart, 0}, b_matrices[] = {b.apart, b.apart};
+        void *ring_args[] = {&e, &g, &maps};
+        if (!kfi_gemm_map(&maps, sizes, type, layout, 1, of_a, a_matrices, of_b, b_matrices)) return false;
+        maps.units = g.row_tiles * g.col_tiles * p.matrices * choice.splits;
+        result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(tile), ring_args,
+                            nullptr, false, kfi_ring_shared(tile));
+    } else {
+        const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
+        result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
+                            args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
+    }
     if (result == KF_SUCCESS && choice.splits > 1) {
         const dim3 blocks = kfi_gemm_joint(&g, sizes, vector_of(type));
         result = kfi_launch(&name, KFI_ADDRESS(joint<type, products>), blocks, KFI_JOIN_THREADS, joint_args, nullptr);
@@ -146,6 +160,12 @@ static bool (*const KERNELS[])(const problem &) = {
     ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
     ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
 
+// By wgmma.
+#define ALL_RINGS(type, products)                                                                                                          \
+    run<type, KFI_TILE_TURNS, 0, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 1, products, KFI_WHOLE>,                                  \
+        run<type, KFI_TILE_TURNS, 2, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 3, products, KFI_WHOLE>
+static bool (*const RINGS[])(const problem &) = {ALL_RINGS(KFI_OF_BF16, 1), ALL_RINGS(KFI_OF_F16, 1), ALL_RINGS(KFI_OF_BF16, 2)};
+
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
 {
@@ -180,14 +200,16 @@ static bool picks()
 
 int main(int count, char **words)
 {
-    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = (int)(sizeof KERNELS / sizeof *KERNELS);
+    const bool rings = count > 3;
+    const int cases = count > 1 ? std::atoi(words[1]) : 64,
+              kernels = (int)(rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
     if (!picks()) return 1;
     for (int i = 0; i < cases; ++i) {
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
-        const bool big = below(4) == 0;
+        const bool big = rings || below(4) == 0;
         problem p = {1 + below(big ? 300 : 130),
                      1 + below(big ? 300 : 130),
                      below(9) == 0 ? 0 : 1 + below(big ? 300 : 130),
@@ -198,8 +220,11 @@ int main(int count, char **words)
                      false,
                      false,
                      false};
+        if (rings) { // around the ring twice and more
+            p.depth = 1 + below(800);
+        }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (!KERNELS[i % kernels](p)) return 1;
+        if (!(rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {
         std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);

@@ -33,9 +33,9 @@ CALLS = {
 LAUNCH = "cudaLaunchKernelExC"
 SETUP = "cudaFuncSetAttribute"  # of a kernel that takes more than 48 KiB of shared memory: no work of the GPU's, and no wait
 # What a launcher's object may ask of the runtime at all: the launch, shared memory beyond 48 KiB for it, how many threads a
-# kernel may have, the text of its error, the devices' numbers, and what nvcc itself registers kernels with.
+# kernel may have, the driver's cuTensorMapEncodeTiled, the text of its error, the devices' numbers, and what nvcc itself registers kernels with.
 ALLOWED = {LAUNCH, SETUP, "cudaFuncGetAttributes", "cudaGetErrorString", "cudaGetDevice", "cudaGetDeviceCount", "cudaStreamGetDevice",
-           "cudaStreamIsCapturing"}
+           "cudaStreamIsCapturing", "cudaGetDriverEntryPoint", "cudaGetDriverEntryPointByVersion"}
 LINK = tuple(f"-Xlinker=--wrap={name}" for name in CALLS)
 
 

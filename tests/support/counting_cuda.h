@@ -24,6 +24,22 @@ struct kft_launches {
 extern "C" {
 __attribute__((weak)) kft_launches kft_seen;
 __attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
+#if CUDART_VERSION >= 12050 /* a driver without tensor maps: nobody multiplies by wgmma */
+__attribute__((weak)) cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned, unsigned long long,
+                                                                   cudaDriverEntryPointQueryResult *found)
+{
+    *entry = nullptr;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+#elif CUDART_VERSION >= 12000
+__attribute__((weak)) cudaError_t cudaGetDriverEntryPoint(const char *, void **entry, unsigned long long, cudaDriverEntryPointQueryResult *found)
+{
+    *entry = nullptr;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+#endif
 __attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
     const int room = KFT_ARCHITECTURE / 100 == 12 ? 99 << 10 : 227 << 10;

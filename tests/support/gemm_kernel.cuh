@@ -87,6 +87,41 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
 #endif
 }
 
+template <int type, int layout, int products>
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    constexpr int tile = KFI_TILE_TURNS;
+    kfi_begin();
+    kfi_ring ring = kfi_ring_begin<tile>();
+    if (ring.group == 0) return kfi_ring_produce<tile, layout, products>(&ring, g, maps);
+    kfi_ring_consume<tile, products>(&ring, g, maps);
+    kfi_gemm_at at;
+    while (kfi_ring_next<tile, products>(&ring, &at, g, maps)) {
+        float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
+        kfi_ring_multiply<type, tile, layout>(sums, &ring);
+        if (g.splits > 1) {
+            kfi_ring_leave<tile, products>(sums, ring, at, g);
+            continue;
+        }
+#pragma unroll 1
+        for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
+            kfi_ring_put<tile, products>(sums, ring, slab);
+#pragma unroll 1
+            for (int vector = 0; vector < kfi_ring_vectors<products>(); ++vector) {
+                kfi_gemm_cell cell;
+                if (!kfi_ring_find<tile, products>(&cell, slab, vector, at, g)) continue;
+                alignas(16) float acc[products][8];
+#pragma unroll
+                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], ring, cell, p);
+                finish<type, products>(acc, cell, at.matrix, e);
+            }
+            __syncwarp();
+        }
+    }
+#endif
+}
+
 template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS

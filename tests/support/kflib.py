@@ -133,6 +133,15 @@ def has_gpu():
     return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
+def capability():
+    """The first CUDA device's compute capability, where one answers (has_gpu)."""
+    cuda, numbers = ctypes.CDLL("libcuda.so.1"), [ctypes.c_int(), ctypes.c_int()]
+    for number, attribute in zip(numbers, (75, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+        if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) != 0:
+            return None
+    return tuple(number.value for number in numbers)
+
+
 def _wrapper(f, backend):
     """A function with C linkage around one launcher. Not of the same name: that would win overload resolution."""
     cuda = backend != "cpu"

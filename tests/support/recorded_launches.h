@@ -131,6 +131,22 @@ __attribute__((weak)) cudaError_t cudaGetDevice(int *) { return cudaErrorUnknown
 __attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
+#if CUDART_VERSION >= 12050 /* a driver without tensor maps: nobody multiplies by wgmma */
+__attribute__((weak)) cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned, unsigned long long,
+                                                                   cudaDriverEntryPointQueryResult *found)
+{
+    *entry = nullptr;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+#elif CUDART_VERSION >= 12000
+__attribute__((weak)) cudaError_t cudaGetDriverEntryPoint(const char *, void **entry, unsigned long long, cudaDriverEntryPointQueryResult *found)
+{
+    *entry = nullptr;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+#endif
 __attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute what, int value)
 {
     kft_log.raised = (unsigned)value;

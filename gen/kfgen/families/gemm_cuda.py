@@ -25,6 +25,19 @@ class Old(Instance):
         return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
 
 
+@dataclass(frozen=True)
+class Hopper(Instance):
+    """Of sm_90a: not among the kernels that are loaded by name."""
+
+    def __str__(self):
+        return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+
+
+def loaded(instances):
+    """Those that may be loaded by name."""
+    return [i for i in instances if not isinstance(i, Hopper)]
+
+
 class GemmCuda(Cuda):
     @property
     def template(self):
@@ -100,17 +113,17 @@ class GemmCuda(Cuda):
 
     @property
     def finish_parameters(self):
-        found = ["const kfi_gemm_cell &kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
+        found = ["const kfi_gemm_cell *kfi_cell", "kf_i64 kfi_matrix", "const kfi_gemm &g", "const kfi_gemm_tensors &t",
                  *(f"{self.k.scalar_ctype} {s}" for s in self.store_scalars)]
         return ", ".join(found + ["const kfi_rng &rng"] * self.k.keeps + [f"const {self.k.scalar_struct} &scalars"] * self.stores_act)
 
-    @property
-    def finish_arguments(self):
-        return ", ".join(["kfi_cell", "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
+    def finish_arguments_of(self, cells):
+        """cells: where the first of the vectors' is."""
+        return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "g", *self.store_scalars, *self.kept_arguments])
+        return ", ".join(f"&{n}" for n in ["t", "g", *self.store_scalars, *self.kept_arguments, "kfi_maps"])
 
     @property
     def kept_arguments(self):
@@ -126,18 +139,24 @@ class GemmCuda(Cuda):
         name, state, size = f"kfk_{self.k.name}", ("from_state",) * self.k.keeps, self.k.dtype.size
         act = "act" if self.stores_act else "0"
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
-        old = [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state))] if size == 2 else []
-        return [*found, *old, Instance(f"{name}_joint", (act, *state)), *self.strip_instances]
+        if size == 2:
+            found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
+        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances]
+
+    @property
+    def by_wgmma(self):
+        """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
+        return not self.k.bwd and self.k.dtype.size == 2
 
     @property
     def stage_instances(self):
         if not self.k.bwd:
-            products = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
+            products = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
             found = self.own_instances
-            return [*([i] for i in self.strip_instances), found[:products], [found[products]]]
-        size = len(TILES[self.k.dtype.size]) + (self.k.dtype.size == 2)
+            return [*([i] for i in self.strip_instances), loaded(found[:products]), [found[products]]]
+        size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
-        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (loaded(of[:-1]), of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
 
     # ---- backward
@@ -166,7 +185,9 @@ class GemmCuda(Cuda):
         found = []
         for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
             found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
-            found += [Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))] if size == 2 else []
+            if size == 2:
+                found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
+                found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
 

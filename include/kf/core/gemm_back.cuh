@@ -33,6 +33,7 @@ struct kfi_gemm_back {
     const char *made[2];             // by the strips slopes and inputs
     int dout;                        // which is the one product's gradient, where the activation is none
     bool passes_on;                  // whether it is none
+    int type;                        // KFI_OF_
 };
 
 // The workspace, in bytes: slopes, the left factor, partial sums of both strips, those of products.
@@ -233,6 +234,8 @@ struct kfi_back_product {
     kfi_gemm_terms t;
     kfi_gemm g;
     int of; // 0 for inputs, 1 for weights
+    bool by_wgmma;
+    kfi_gemm_maps maps; // where it is
 };
 // Puts a term in: a is what has the result's rows.
 KF_FN KFI_SMALL void kfi_back_term(kfi_back_product *p, const kfi_back_factor &a, const kfi_back_factor &b)
@@ -242,13 +245,22 @@ KF_FN KFI_SMALL void kfi_back_term(kfi_back_product *p, const kfi_back_factor &a
     p->t.b[i] = b.p, p->t.b_ld[i] = b.ld, p->t.b_matrix[i] = b.matrix;
     p->sizes.whole = p->sizes.whole && a.whole && b.whole;
 }
+// Whether it goes by wgmma.
+KF_FN KFI_SMALL bool kfi_back_maps(kfi_back_product *p, const kfi_back_call &c, const void *kernel)
+{
+    const kfi_gemm_terms &t = p->t;
+    const kfi_gemm_side a = {{t.a[0], t.a[1]}, {t.a_ld[0], t.a_ld[1]}}, b = {{t.b[0], t.b[1]}, {t.b_ld[0], t.b_ld[1]}};
+    return kfi_gemm_by_wgmma(p->sizes) && kfi_has_wgmma(kernel) &&
+           kfi_gemm_map(&p->maps, p->sizes, c.op->type, c.op->layouts[p->of], t.count, a, t.a_matrix, b, t.b_matrix);
+}
 // Chooses a tile; out: the result's tensor, -1: the product is left in the workspace. False: there would be too many blocks.
 KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c, int out, int size)
 {
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * kfi_gemm_kernels(c.op->size);
     if (out >= 0) p->t.out = c.t->p[out], p->t.out_ld = c.t->ld[out], p->t.out_matrix = c.t->matrix[out];
     p->sizes.mma = c.op->size != 2 || kfi_gemm_has_mma(kernels[1]);
-    p->choice = kfi_gemm_pick(p->sizes);
+    p->by_wgmma = c.op->size == 2 && kfi_back_maps(p, c, kernels[KFI_GEMM_WGMMA]);
+    p->choice = p->by_wgmma ? kfi_gemm_wgmma_choice(p->sizes) : kfi_gemm_pick(p->sizes);
     return kfi_gemm_fill(&p->g, p->sizes, p->choice, out >= 0 && kfi_gemm_whole(*c.t, out, size), c.parts);
 }
 KF_FN KFI_SMALL bool kfi_back_plan_inputs(kfi_back_product *p, const kfi_back_call &c)
@@ -277,11 +289,13 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
 {
     const int size = c.op->size, count = kfi_gemm_kernels(size);
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * count;
-    void *args[] = {&p->t, &p->g};
+    void *args[] = {&p->t, &p->g, &p->maps};
     const kf_i64 blocks = (kf_i64)p->g.tiles.d * p->sizes.matrices * p->choice.splits;
-    const kf_result_t result = kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
-                                          (unsigned)kfi_tile_threads(p->choice.tile), args, c.stream, true,
-                                          kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
+    const kf_result_t result =
+        p->by_wgmma ? kfi_gemm_launch_wgmma(&c.op->name, kernels[KFI_GEMM_WGMMA], &p->maps, p->g, p->sizes.matrices, args, c.stream)
+                    : kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
+                                 (unsigned)kfi_tile_threads(p->choice.tile), args, c.stream, true,
+                                 kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
     if (result != KF_SUCCESS || p->choice.splits < 2 || !p->t.out) return result;
     const dim3 joint = kfi_gemm_joint(&p->g, p->sizes, 16 / size);
     return kfi_launch(&c.op->name, kernels[count - 1], joint, KFI_JOIN_THREADS, args, c.stream);

@@ -3,6 +3,7 @@
 #ifndef KF_CORE_GEMM_HOST_CUH
 #define KF_CORE_GEMM_HOST_CUH
 
+#include "kf/core/gemm_hopper_host.cuh"
 #include "kf/core/gemm_sum.cuh"
 
 // A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
@@ -19,7 +20,8 @@
 #include "kf/core/launch.cuh"
 
 // Kernels of a product of elements of so many bytes, of which the last one joins split depths.
-KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 6 : bytes == 4 ? 5 : 3; }
+#define KFI_GEMM_WGMMA 5 // which one of 2 bytes goes by wgmma
+KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 5 : 3; }
 // Which of them makes a choice's tile.
 KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 {

@@ -35,6 +35,7 @@ struct kfi_gemm_op {
     int layout;
     bool loads;          // whether the left factor is made of tensors: then it goes to the workspace first
     const char *touched; // what its strip reads: tensors, from 'a' on
+    int type;            // KFI_OF_
 };
 
 // The workspace, in bytes: the left factor, partial sums.
@@ -63,11 +64,12 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
     return kfi_forward_rooms(sizes, products, bytes, layout, loads).all;
 }
 
-// A call. t, s, g: kernel arguments to fill in; args: of the kernels, and of the strip.
+// A call. t, s, g, maps: kernel arguments to fill in; args: of the kernels, and of the strip.
 struct kfi_forward_call {
     kfi_gemm_tensors *t;
     kfi_strip *s;
     kfi_gemm *g;
+    kfi_gemm_maps *maps;
     void **args, **strip_args;
     cudaStream_t stream;
 };
@@ -110,6 +112,21 @@ KF_FN KFI_SMALL bool kfi_forward_strip_fits(const kfi_gemm_op &op, const kfi_for
            (room.inner <= most && kfi_strip_strips(room.inner, op.size) * kfi_strip_parts(room.outer, room.inner, op.size) <= most);
 }
 
+// By wgmma, if the operands and the device allow it: false where they do not.
+KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,
+                                            kf_result_t *result)
+{
+    const kfi_gemm_tensors &t = *c.t;
+    const int *const w = op.weights, last = op.products - 1;
+    const kfi_gemm_side a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}}, b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
+    const kf_i64 a_matrix[] = {t.matrix[op.left], 0}, b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
+    if (!kfi_gemm_by_wgmma(s) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
+    if (!kfi_gemm_map(c.maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix)) return false;
+    if (!kfi_gemm_fill(c.g, s, kfi_gemm_wgmma_choice(s), wide, nullptr)) return false;
+    *result = kfi_gemm_launch_wgmma(&op.name, op.kernels[KFI_GEMM_WGMMA], c.maps, *c.g, s.matrices, c.args, c.stream);
+    return true;
+}
+
 // The forward of an op.
 KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *sizes, const kfi_forward_call &c, void *workspace,
                                        size_t workspace_bytes)
@@ -135,7 +152,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
     if (!kfi_forward_strip_fits(op, room, s.matrices) || !kfi_gemm_fill(c.g, s, choice, wide, (char *)workspace + room.factor))
         return kfi_forward_too_large(op, sizes);
     if (op.loads) result = kfi_forward_factor(op, c, room, s.matrices, workspace);
-    if (result != KF_SUCCESS) return result;
+    if (result != KF_SUCCESS || kfi_gemm_forward_wgmma(op, s, c, wide, &result)) return result;
     const kf_i64 blocks = (kf_i64)c.g->tiles.d * s.matrices * choice.splits;
     result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernel_of(choice, op.size)], dim3((unsigned)blocks),
                         (unsigned)kfi_tile_threads(choice.tile), c.args, c.stream, true, kfi_gemm_shared(choice.tile, op.size, op.layout));

@@ -188,6 +188,40 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
     }
 #endif
 }
+// By wgmma.
+template <int type, int of, int layout>
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    constexpr int tile = KFI_TILE_TURNS;
+    kfi_begin();
+    kfi_ring ring = kfi_ring_begin<tile>();
+    if (ring.group == 0) return kfi_ring_produce<tile, layout, 1>(&ring, g, maps);
+    kfi_ring_consume<tile, 1>(&ring, g, maps);
+    kfi_gemm_at at;
+    while (kfi_ring_next<tile, 1>(&ring, &at, g, maps)) {
+        float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
+        kfi_ring_multiply<type, tile, layout>(sums, &ring);
+        if (g.splits > 1 || !t.out) {
+            kfi_ring_leave<tile, 1>(sums, ring, at, g);
+            continue;
+        }
+#pragma unroll 1
+        for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
+            kfi_ring_put<tile, 1>(sums, ring, slab);
+#pragma unroll 1
+            for (int vector = 0; vector < kfi_ring_vectors<1>(); ++vector) {
+                kfi_gemm_cell cell;
+                if (!kfi_ring_find<tile, 1>(&cell, slab, vector, at, g)) continue;
+                alignas(16) float values[8];
+                kfi_ring_take<1>(values, ring, cell, 0);
+                kfi_gemm_keep<of, 8>(values, cell, at.matrix, t);
+            }
+            __syncwarp();
+        }
+    }
+#endif
+}
 // Where blocks share a depth.
 template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gemm_sum_joint(kfi_gemm_terms t, kfi_gemm g)
 {

@@ -13,16 +13,20 @@
 #define KFI_TILE_SMALL 1  // 64 x 64
 #define KFI_TILE_WIDE 2   // 128 x 128 without mma.sync
 #define KFI_TILE_LEAST 3  // 64 x 64 without
+#define KFI_TILE_TURNS 4  // 128 x 128 by wgmma (gemm_hopper.cuh)
 KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
-KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }     // warps
-KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                    // warps
-KFI_BOTH constexpr int kfi_warp_rows(int tile) { return tile == KFI_TILE_MIDDLE ? 64 : 32; } // of a warp
+KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }                               // warps
+KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                                              // warps
+KFI_BOTH constexpr int kfi_warp_rows(int tile) { return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS ? 64 : 32; } // of a warp
 KFI_BOTH constexpr int kfi_warp_cols(int tile) { return tile == KFI_TILE_SMALL || tile == KFI_TILE_LEAST ? 32 : 64; }
 KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kfi_warp_rows(tile); }
 KFI_BOTH constexpr int kfi_tile_cols(int tile) { return kfi_tile_across(tile) * kfi_warp_cols(tile); }
-KFI_BOTH constexpr int kfi_tile_threads(int tile) { return kfi_tile_down(tile) * kfi_tile_across(tile) * 32; }
+KFI_BOTH constexpr int kfi_tile_threads(int tile)
+{
+    return tile == KFI_TILE_TURNS ? 384 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
+}
 KFI_BOTH constexpr int kfi_tile_blocks(int tile) { return tile == KFI_TILE_LEAST ? 3 : 2; } // of an SM, at least
-KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; } // of a stage
+KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; }    // of a stage
 KFI_BOTH constexpr int kfi_tile_stages(int tile) { return kfi_tile_mma(tile) ? 4 : 3; }
 KFI_BOTH constexpr int kfi_tile_sums(int tile) { return kfi_warp_rows(tile) * kfi_warp_cols(tile) / 32; } // of a thread
 
@@ -88,10 +92,10 @@ template <> struct kfi_real<8> {
 
 // Blocks that run at the same time share rows and columns: they go down 8 tiles, then across.
 #define KFI_TILES_DOWN 8
-template <int tile, int products> KFI_DEVICE kfi_gemm_at kfi_gemm_locate(const kfi_gemm &g)
+template <int tile, int products> KFI_DEVICE kfi_gemm_at kfi_gemm_locate(const kfi_gemm &g, unsigned block = blockIdx.x)
 {
     kfi_gemm_at at;
-    const unsigned turn = (unsigned)kfi_divide(blockIdx.x, g.tiles), own = blockIdx.x - turn * (unsigned)g.tiles.d;
+    const unsigned turn = (unsigned)kfi_divide(block, g.tiles), own = block - turn * (unsigned)g.tiles.d;
     const unsigned band = own / (KFI_TILES_DOWN * g.col_tiles), first = band * KFI_TILES_DOWN;
     const unsigned down = g.row_tiles - first < KFI_TILES_DOWN ? g.row_tiles - first : KFI_TILES_DOWN;
     const unsigned in_band = own - first * g.col_tiles, across = in_band / down;

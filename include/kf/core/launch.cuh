@@ -28,7 +28,23 @@ KF_FN bool kfi_overlaps()
 #endif
 }
 
-// Of a number that several threads may read and write at the same time.
+// Of a number, or a pointer, that several threads may read and write at the same time.
+KF_FN void *kfi_read_pointer(void *const *p)
+{
+#ifdef __GNUC__
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+#else
+    return *(void *const volatile *)p;
+#endif
+}
+KF_FN void kfi_write_pointer(void **p, void *value)
+{
+#ifdef __GNUC__
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+#else
+    *(void *volatile *)p = value;
+#endif
+}
 KF_FN int kfi_read_shared(const int *p)
 {
 #ifdef __GNUC__

@@ -56,10 +56,5 @@ struct kfi_groups {
 #define KFI_LINE_CAP 1024
 #define KFI_LINE_CLUSTER 8 // blocks of a row
 #endif
-#if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
-#define KFI_CLUSTERS 1 // the code for them is there
-#else
-#define KFI_CLUSTERS 0
-#endif
 
 #endif

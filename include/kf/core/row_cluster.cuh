@@ -3,37 +3,11 @@
 #ifndef KF_CORE_ROW_CLUSTER_CUH
 #define KF_CORE_ROW_CLUSTER_CUH
 
+#include "kf/core/cluster.cuh"
 #include "kf/core/row_args.cuh"
 
 #ifdef KFI_DEVICE_PASS
 #if KFI_CLUSTERS
-KFI_DEVICE int kfi_cluster_rank()
-{
-#ifdef KFI_PTX
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int)rank;
-#else
-    return (int)kf_emu_cluster_rank();
-#endif
-}
-// All threads of a cluster's blocks arrive and wait.
-KFI_DEVICE void kfi_cluster_arrive()
-{
-#ifdef KFI_PTX
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#else
-    kf_emu_cluster_arrive();
-#endif
-}
-KFI_DEVICE void kfi_cluster_wait()
-{
-#ifdef KFI_PTX
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    kf_emu_cluster_wait();
-#endif
-}
 // Values for other blocks: a post is what a block waits for, one thread of each block sends to it, and says (expect) how many
 // bytes will come. Not a barrier of the cluster, which waits until all that was stored before it has reached memory.
 #ifdef KFI_PTX

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_hopper.cuh: products of elements of 2 bytes by wgmma (sm_90a). As many blocks as there are SMs stay, and each has one tile
+// after the other. A thread of its first warpgroup loads boxes of both factors, 64 of the depth at a time, into a ring of stages; the two
+// other warpgroups have every second tile, and take turns at multiplying: while one does, the other goes on with what it has multiplied. A
+// stage's mbarrier `full` counts the bytes that come, `empty` the warpgroup that is done with it.
+//
+// The order in which a result's products are added up is that of the depth, whatever the sizes.
+#ifndef KF_CORE_GEMM_HOPPER_CUH
+#define KF_CORE_GEMM_HOPPER_CUH
+
+#include "kf/core/gemm_tile.cuh"
+#include "kf/core/wgmma.cuh"
+
+#define KFI_RING_STAGES 5
+#define KFI_RING_DEPTH 64 // of a stage: 128 bytes of a line
+#define KFI_RING_SLAB 64  // columns of 16 rows that a warp puts into its shared memory at a time
+#define KFI_RING_PITCH (KFI_RING_SLAB + 8)
+
+KFI_BOTH constexpr int kfi_ring_a(int tile) { return kfi_tile_rows(tile) * KFI_RING_DEPTH * 2; } // bytes of a stage
+KFI_BOTH constexpr int kfi_ring_stage(int tile) { return kfi_ring_a(tile) + kfi_tile_cols(tile) * KFI_RING_DEPTH * 2; }
+KFI_BOTH constexpr int kfi_ring_slabs(int tile) { return kfi_tile_rows(tile) / 64 * (kfi_tile_cols(tile) / KFI_RING_SLAB); } // of a warp
+// Stages, the warps' slabs, mbarriers; from a multiple of 1,024 bytes on.
+KFI_BOTH constexpr int kfi_ring_shared(int tile)
+{
+    return 1024 + KFI_RING_STAGES * kfi_ring_stage(tile) + 8 * 16 * KFI_RING_PITCH * 4 + 2 * 8 * KFI_RING_STAGES;
+}
+
+// The factors, as TMA knows them: of two products of one A, or of two products that are added up (terms). turns: 1, or 0 where all matrices
+// of the batch have the same one.
+struct kfi_gemm_maps {
+    kfi_tensor_map a[2], b[2];
+    int turns_a[2], turns_b[2], terms;
+    unsigned units; // tiles of all matrices and splits
+};
+
+// Where there are no such instructions the code is empty. Host code sees it by how many threads the kernel may have.
+#ifdef KFI_DEVICE_PASS
+#define KFI_RING_BOUNDS(tile) __launch_bounds__(KFI_HOPPER ? kfi_tile_threads(tile) : 32, 1)
+#else
+#define KFI_RING_BOUNDS(tile)
+#endif
+
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+
+// A warpgroup's place in the ring, and its part of shared memory.
+struct kfi_ring {
+    unsigned stages, full, empty; // addresses
+    float *slab;                  // of this thread's warp
+    int group;                    // 0 loads, 1 and 2 multiply
+    int count, other;             // stages of this warpgroup's tile, and of the other one's behind it
+    int stage, phase;
+    unsigned unit; // the tile that comes next
+};
+
+KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
+{
+    r->stage += count % KFI_RING_STAGES;
+    r->phase ^= count / KFI_RING_STAGES & 1;
+    if (r->stage < KFI_RING_STAGES) return;
+    r->stage -= KFI_RING_STAGES;
+    r->phase ^= 1;
+}
+
+KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
+{
+    return (at.end - at.begin + KFI_RING_DEPTH - 1) / KFI_RING_DEPTH;
+} // stages of a term
+// Stages of a tile; none behind the last one.
+template <int tile, int products> KFI_DEVICE int kfi_ring_count(unsigned unit, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    return unit < maps.units ? kfi_ring_each(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms : 0;
+}
+
+// All threads come here.
+template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin()
+{
+    kfi_ring r;
+    char *const memory = kfi_dynamic();
+    const unsigned window = kfi_window(memory);
+    r.stages = (window + 1023) & ~1023u;
+    char *const slabs = memory + (r.stages - window) + KFI_RING_STAGES * kfi_ring_stage(tile);
+    r.full = r.stages + KFI_RING_STAGES * kfi_ring_stage(tile) + 8 * 16 * KFI_RING_PITCH * 4;
+    r.empty = r.full + 8 * KFI_RING_STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < KFI_RING_STAGES; ++i) {
+            kfi_mbar_init(r.full + 8 * i, 1);
+            kfi_mbar_init(r.empty + 8 * i, 1);
+        }
+        kfi_mbar_made();
+    }
+    __syncthreads();
+    r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // the same for a warp, and the compiler knows it
+    r.slab = (float *)slabs + (threadIdx.x / 32 + 4) % 8 * (16 * KFI_RING_PITCH);
+    r.count = r.other = r.stage = r.phase = 0;
+    r.unit = blockIdx.x;
+    return r;
+}
+
+// ---- the first warpgroup
+
+template <int tile, int layout, int products>
+KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term, int depth, const kfi_gemm_maps &maps)
+{
+    constexpr int cols = kfi_tile_cols(tile) / products;
+    const unsigned to = r.stages + r.stage * kfi_ring_stage(tile), bar = r.full + 8 * r.stage;
+    const kfi_tensor_map *const a = maps.a + term;
+    const int of_a = (int)at.matrix * maps.turns_a[term];
+    kfi_mbar_expect(bar, kfi_ring_stage(tile));
+    if (layout & KFI_A_TRANSPOSED) {
+#pragma unroll
+        for (int i = 0; i < kfi_tile_rows(tile); i += 64) kfi_tma_load3(to + i * 128, a, bar, at.row + i, depth, of_a);
+    } else {
+        kfi_tma_load3(to, a, bar, depth, at.row, of_a);
+    }
+#pragma unroll
+    for (int p = 0; p < products; ++p) {
+        const unsigned own = to + kfi_ring_a(tile) + p * cols * 128;
+        const kfi_tensor_map *const b = maps.b + (products > 1 ? p : term);
+        const int of_b = (int)at.matrix * maps.turns_b[products > 1 ? p : term];
+        if (layout & KFI_B_TRANSPOSED) {
+#pragma unroll
+            for (int i = 0; i < cols; i += 64) kfi_tma_load3(own + i * 128, b, bar, at.col + i, depth, of_b);
+        } else {
+            kfi_tma_load3(own, b, bar, depth, at.col, of_b);
+        }
+    }
+}
+template <int tile, int layout, int products> KFI_DEVICE void kfi_ring_produce(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    kfi_fewer_registers<24>();
+    if (threadIdx.x != 0) return;
+    for (; r->unit < maps.units; r->unit += gridDim.x) {
+        const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g, r->unit);
+        const int each = kfi_ring_each(at);
+#pragma unroll 1
+        for (int i = 0; i < each * maps.terms; ++i) {
+            const int term = i >= each;
+            kfi_mbar_wait(r->empty + 8 * r->stage, r->phase ^ 1);
+            kfi_ring_load<tile, layout, products>(*r, at, term, at.begin + (i - term * each) * KFI_RING_DEPTH, maps);
+            kfi_ring_go(r, 1);
+        }
+    }
+}
+
+// ---- the two others
+
+// The second one begins with the second tile, and with the other's turn.
+template <int tile, int products> KFI_DEVICE void kfi_ring_consume(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    kfi_more_registers<240>();
+    if (r->group == 1) return;
+    kfi_ring_go(r, kfi_ring_count<tile, products>(r->unit, g, maps));
+    r->unit += gridDim.x;
+    kfi_named_arrive<256>(1);
+}
+template <int tile, int products> KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi_gemm_at *at, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    if (r->unit >= maps.units) return false;
+    *at = kfi_gemm_locate<tile, products>(g, r->unit);
+    r->count = kfi_ring_each(*at) * maps.terms;
+    r->other = kfi_ring_count<tile, products>(r->unit + gridDim.x, g, maps);
+    r->unit += 2 * gridDim.x;
+    return true;
+}
+
+template <int type, int tile, int layout>
+KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, bool first)
+{
+    constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32,
+                  step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes of 16 of the depth
+    constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
+    const unsigned at = r.stages + r.stage * kfi_ring_stage(tile);
+    const unsigned long long a = kfi_wgmma_operand(at, 8192, 1024), b = kfi_wgmma_operand(at + kfi_ring_a(tile), 8192, 1024);
+#pragma unroll
+    for (int q = 0; q < KFI_RING_DEPTH / 16; ++q)
+#pragma unroll
+        for (int m = 0; m < kfi_tile_rows(tile) / 64; ++m)
+            kfi_wgmma<kfi_tile_cols(tile), type, transposed_a, transposed_b>(sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16,
+                                                                             !first || q > 0);
+}
+// The sums of a tile. A warpgroup multiplies only in its turn: a waiter that is laps ahead of an mbarrier takes an old phase for its own.
+template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_tile_cols(tile) / 2], kfi_ring *r)
+{
+    const bool tells = threadIdx.x % 128 == 0;
+    unsigned last = 0;
+    kfi_named_sync<256>(r->group);
+#pragma unroll 1
+    for (int i = 0; i < r->count; ++i) {
+        kfi_mbar_wait(r->full + 8 * r->stage, r->phase);
+        kfi_wgmma_fence();
+        kfi_ring_stage_add<type, tile, layout>(sums, *r, i == 0);
+        kfi_wgmma_commit();
+        kfi_wgmma_wait<1>(); // of the stage before
+        if (i > 0 && tells) kfi_mbar_arrive(last);
+        last = r->empty + 8 * r->stage;
+        kfi_ring_go(r, 1);
+    }
+    kfi_named_arrive<256>(3 - r->group);
+    kfi_wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < kfi_tile_rows(tile) / 64; ++m)
+#pragma unroll
+        for (int i = 0; i < kfi_tile_cols(tile) / 2; ++i) kfi_wgmma_sum(sums[m][i]);
+    if (tells) kfi_mbar_arrive(last);
+    kfi_ring_go(r, r->other);
+}
+
+// ---- what a kernel's own code is given: 16 rows and KFI_RING_SLAB columns of a warp, of all products together
+
+// All lanes come here, and may read afterwards; before the next ones, they __syncwarp.
+template <int tile, int products> KFI_DEVICE void kfi_ring_put(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, int number)
+{
+    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products; // columns of a product
+    float *const to = r.slab + threadIdx.x % 32 / 4 * KFI_RING_PITCH + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kfi_ring_slabs(tile); ++n) {
+        if (n != number) continue;
+#pragma unroll
+        for (int c = 0; c < KFI_RING_SLAB; c += 8) {
+            const int col = c / wide * (kfi_tile_cols(tile) / products) + n % across * wide + c % wide; // of the tile
+            kfi_copy<8>(to + c, sums[n / across] + col / 2);
+            kfi_copy<8>(to + c + 8 * KFI_RING_PITCH, sums[n / across] + col / 2 + 2);
+        }
+    }
+    __syncwarp();
+}
+// Vectors of a lane, of 8 elements.
+template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
+// left is not positive where there is nothing.
+template <int tile, int products>
+KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
+{
+    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products, in_row = wide / 8;
+    const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 8;
+    cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + row;
+    cell->col = at.col + number % across * wide + col;
+    cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
+    cell->whole = g.wide && cell->left >= 8;
+    cell->at = row * KFI_RING_PITCH + col;
+    return cell->left > 0;
+}
+template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
+{
+    kfi_copy<32>(values, r.slab + cell.at + product * (KFI_RING_SLAB / products));
+}
+// Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
+template <int tile, int products>
+KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, const kfi_gemm_at &at, const kfi_gemm &g)
+{
+#pragma unroll 1
+    for (int number = 0; number < kfi_ring_slabs(tile); ++number) {
+        kfi_ring_put<tile, products>(sums, r, number);
+#pragma unroll 1
+        for (int turn = 0; turn < kfi_ring_vectors<products>(); ++turn) {
+            kfi_gemm_cell cell;
+            if (!kfi_ring_find<tile, products>(&cell, number, turn, at, g)) continue;
+            alignas(16) float values[8];
+#pragma unroll
+            for (int p = 0; p < products; ++p) {
+                kfi_ring_take<products>(values, r, cell, p);
+                kfi_store<32>(kfi_gemm_part<4, products, 8>(cell, at.matrix, at.split, p, g), values);
+            }
+        }
+        __syncwarp();
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_hopper_host.cuh: which products go by wgmma (gemm_hopper.cuh), and their factors as TMA is told of them.
+#ifndef KF_CORE_GEMM_HOPPER_HOST_CUH
+#define KF_CORE_GEMM_HOPPER_HOST_CUH
+
+#include "kf/core/gemm_hopper.cuh"
+#include "kf/core/gemm_pick.cuh"
+
+// A kernel of sm_90a. In the emulation it is there when a test says so.
+#ifdef KF_EMULATE
+#define KFI_HOPPER_ADDRESS(...) (kf_emu_hopper ? KFI_ADDRESS(__VA_ARGS__) : nullptr)
+#define KFI_HOPPER_STATE_ADDRESS(...) (kf_emu_hopper ? KFI_STATE_ADDRESS(__VA_ARGS__) : nullptr)
+#else
+#define KFI_HOPPER_ADDRESS KFI_ADDRESS
+#define KFI_HOPPER_STATE_ADDRESS KFI_STATE_ADDRESS
+#endif
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/launch.cuh"
+
+// cuTensorMapEncodeTiled, found at run time: nobody links with the driver for it. Kernels that are loaded by name have no such code.
+typedef int (*kfi_encode_map)(kfi_tensor_map *map, int type, unsigned rank, void *p, const unsigned long long *sizes,
+                              const unsigned long long *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
+                              int promotion, int fill);
+#if defined(KF_EMULATE)
+KF_FN kfi_encode_map kfi_find_encode() { return (kfi_encode_map)kf_emu_encode; }
+KF_FN bool kfi_has_wgmma(const void *kernel) { return kernel != nullptr; }
+#elif defined(KFI_DRIVER) || CUDART_VERSION < 12000
+KF_FN kfi_encode_map kfi_find_encode() { return nullptr; }
+KF_FN bool kfi_has_wgmma(const void *) { return false; }
+#else
+KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
+{
+    static void *known = nullptr; // threads that ask at the same time write the same pointer
+    void *found = kfi_read_pointer(&known);
+    if (found) return (kfi_encode_map)found;
+    cudaDriverEntryPointQueryResult query;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &query);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &query);
+#endif
+    if (error != cudaSuccess || query != cudaDriverEntryPointSuccess) return nullptr;
+    kfi_write_pointer(&known, found);
+    return (kfi_encode_map)found;
+}
+// Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too, the kernel may have a warp's threads.
+KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel)
+{
+    if (!kernel) return false;
+    bool some = true;
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    some = false;
+    for (int arch : list) some = some || arch == 900;
+#endif
+    cudaFuncAttributes found;
+    return some && cudaFuncGetAttributes(&found, kernel) == cudaSuccess && found.maxThreadsPerBlock >= kfi_tile_threads(KFI_TILE_TURNS);
+}
+#endif
+
+// Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
+KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
+
+// A factor: `outer` lines of `inner` elements of 2 bytes, in boxes of 64 elements of `lines` lines. turns: whether each matrix has its own.
+struct kfi_mapped {
+    const void *p;
+    kf_i64 inner, outer, ld, matrices, apart;
+    int type, lines;
+};
+KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_mapped &f)
+{
+    const kfi_encode_map encode = kfi_find_encode();
+    if (!encode || (f.outer > 1 && f.ld <= 0) || f.apart < 0) return false;
+    const kf_i64 line = f.outer > 1 ? 2 * f.ld : kfi_ceil(f.inner, 8) * 16, limit = (kf_i64)1 << 40;
+    *turns = f.matrices > 1 && f.apart > 0;
+    const kf_i64 apart = *turns ? 2 * f.apart : line;
+    if (line >= limit || apart >= limit) return false;
+    const unsigned long long sizes[] = {(unsigned long long)f.inner, (unsigned long long)f.outer,
+                                        *turns ? (unsigned long long)f.matrices : 1};
+    const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
+    const unsigned box[] = {KFI_RING_DEPTH, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
+    const int of_type = f.type == KFI_OF_BF16 ? 9 : 6;                                                    // CU_TENSOR_MAP_DATA_TYPE_
+    return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
+}
+// The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
+KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type, int layout, int terms, const kfi_gemm_side &a,
+                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix)
+{
+    const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
+    const int lines_a = turned_a ? KFI_RING_DEPTH : kfi_tile_rows(KFI_TILE_TURNS),
+              lines_b = turned_b ? KFI_RING_DEPTH : kfi_tile_cols(KFI_TILE_TURNS) / s.products;
+    bool mapped = true;
+    maps->terms = terms;
+    for (int i = 0; mapped && i < terms; ++i) {
+        const kfi_mapped f = {a.p[i], turned_a ? s.rows : s.depth, turned_a ? s.depth : s.rows, a.ld[i], s.matrices, a_matrix[i], type,
+                              lines_a};
+        mapped = kfi_map_factor(&maps->a[i], &maps->turns_a[i], f);
+    }
+    for (int i = 0; mapped && i < (terms > s.products ? terms : s.products); ++i) {
+        const kfi_mapped f = {b.p[i], turned_b ? s.cols : s.depth, turned_b ? s.depth : s.cols, b.ld[i], s.matrices, b_matrix[i], type,
+                              lines_b};
+        mapped = kfi_map_factor(&maps->b[i], &maps->turns_b[i], f);
+    }
+    return mapped;
+}
+// As many splits as kfi_gemm_pick has, or fewer: so many partial sums there is room for.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
+{
+    kfi_gemm_choice choice = {KFI_TILE_TURNS, KFI_WHOLE, 1, s.depth};
+    kfi_gemm_split(&choice, s);
+    choice.slice = kfi_ceil(choice.slice, KFI_RING_DEPTH) * KFI_RING_DEPTH;
+    choice.splits = kfi_ceil(s.depth, choice.slice);
+    return choice;
+}
+// The launch, of a g that was filled in for the choice.
+KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
+                                                  kf_i64 matrices, void **args, cudaStream_t stream)
+{
+    maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
+    const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
+    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(KFI_TILE_TURNS), args, stream, false,
+                      (unsigned)kfi_ring_shared(KFI_TILE_TURNS));
+}
+#endif
+
+#endif

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/hopper.cuh: the asynchronous instructions of sm_90a, one function each: mbarriers, bulk copies and boxes of tensors (TMA),
+// barriers of some threads, registers that roles give to each other. wgmma.cuh has the products. An emulation has an equivalent of each.
+// Shared memory is named by addresses of 32 bits, in the window that the blocks of a cluster have in common.
+#ifndef KF_CORE_HOPPER_CUH
+#define KF_CORE_HOPPER_CUH
+
+#include "kf/core/cluster.cuh"
+
+// Whether there are such instructions: by architecture, and by its features that no later one has (compute_90a). Host code cannot see it.
+#if defined(KF_EMULATE) || (defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(__CUDA_ARCH__))
+#define KFI_HOPPER 1
+#else
+#define KFI_HOPPER 0
+#endif
+
+// What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const __grid_constant__` parameter.
+struct alignas(64) kfi_tensor_map {
+    unsigned long long words[16];
+};
+
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+
+// Where an instruction was asked for, which the emulation's reports tell.
+#ifdef KFI_PTX
+#define KFI_CALLER
+#define KFI_AND_CALLER
+#define KFI_PASS_CALLER
+#else
+#define KFI_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define KFI_AND_CALLER , KFI_CALLER
+#define KFI_PASS_CALLER , file, line
+#endif
+
+KFI_DEVICE unsigned kfi_window(const void *p KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    return (unsigned)__cvta_generic_to_shared(p);
+#else
+    return kf_emu_window(p KFI_PASS_CALLER);
+#endif
+}
+// The same address in block `rank` of the cluster.
+KFI_DEVICE unsigned kfi_mapa(unsigned address, unsigned rank KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    unsigned to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
+    return to;
+#else
+    return kf_emu_mapa(address, rank KFI_PASS_CALLER);
+#endif
+}
+KFI_DEVICE void kfi_store_remote(unsigned to, unsigned v KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+#else
+    kf_emu_store(to, &v, 4 KFI_PASS_CALLER);
+#endif
+}
+
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` arrivals and all bytes that were expected have come.
+
+KFI_DEVICE void kfi_mbar_init(unsigned bar, int count KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+#else
+    kf_emu_mbar_init(bar, count KFI_PASS_CALLER);
+#endif
+}
+// After the inits, by the thread that made them: asynchronous copies and other blocks may see them.
+KFI_DEVICE void kfi_mbar_made(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+    kf_emu_fence_init(file, line);
+#endif
+}
+KFI_DEVICE void kfi_mbar_arrive(unsigned bar KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#else
+    kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
+#endif
+}
+// Arrives, and says that so many bytes will come.
+KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+#else
+    kf_emu_mbar_arrive(bar, bytes KFI_PASS_CALLER);
+#endif
+}
+// At another block's (kfi_mapa). Without .release.cluster, which would wait for all of the thread's memory accesses.
+KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+#else
+    kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
+#endif
+}
+// Whether the phase of this parity has ended: a barrier begins in phase 0, and the one before it counts as ended.
+KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    int ended;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+                 : "=r"(ended)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return ended;
+#else
+    return kf_emu_mbar_test(bar, parity, false KFI_PASS_CALLER);
+#endif
+}
+// Returns when it has: the emulation lets other threads run, so that nobody may loop around kfi_mbar_try.
+KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    while (!kfi_mbar_try(bar, parity)) {
+    }
+#else
+    kf_emu_mbar_test(bar, parity, true KFI_PASS_CALLER);
+#endif
+}
+// What this thread wrote to shared memory, asynchronous copies and products that begin after it see.
+KFI_DEVICE void kfi_async_fence(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    kf_emu_fence_async(file, line);
+#endif
+}
+
+// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the tensor loads as zero, and is not stored.
+// To an H200 it is an illegal instruction if the innermost coordinate is no multiple of 16 bytes, or one of a store is negative.
+
+KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y)
+                 : "memory");
+#else
+    const int at[] = {x, y};
+    kf_emu_tma_load(to, map, bar, at, 2, 0 KFI_PASS_CALLER);
+#endif
+}
+KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, int z KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+#else
+    const int at[] = {x, y, z};
+    kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
+#endif
+}
+// To the same place in each of the cluster's blocks that `blocks` has a bit for, whose own mbarrier counts the bytes.
+KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, unsigned blocks KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], "
+        "[%2], %5;" ::"r"(to),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)blocks)
+        : "memory");
+#else
+    const int at[] = {x, y};
+    kf_emu_tma_load(to, map, bar, at, 2, blocks KFI_PASS_CALLER);
+#endif
+}
+KFI_DEVICE void kfi_tma_store(unsigned from, const kfi_tensor_map *map, int x, int y KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%1, {%2, %3}], [%0];" ::"r"(from), "l"(map), "r"(x), "r"(y)
+                 : "memory");
+#else
+    const int at[] = {x, y};
+    kf_emu_tma_store(from, map, at, 2 KFI_PASS_CALLER);
+#endif
+}
+KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, int y, int z KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(from), "l"(map), "r"(x),
+                 "r"(y), "r"(z)
+                 : "memory");
+#else
+    const int at[] = {x, y, z};
+    kf_emu_tma_store(from, map, at, 3 KFI_PASS_CALLER);
+#endif
+}
+
+// ---- bytes: multiples of 16, as addresses are
+
+KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(bar)
+                 : "memory");
+#else
+    kf_emu_bulk_load(to, from, bytes, bar KFI_PASS_CALLER);
+#endif
+}
+KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+#else
+    kf_emu_bulk_store(to, from, bytes KFI_PASS_CALLER);
+#endif
+}
+
+// ---- groups of a thread's stores: those since the last commit. An empty one counts too.
+
+KFI_DEVICE void kfi_bulk_commit(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+    kf_emu_bulk_commit(file, line);
+#endif
+}
+// Till all but the last `most` groups are in memory, or (read) have read shared memory, which may be written again then.
+template <int most> KFI_DEVICE void kfi_bulk_wait(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(most) : "memory");
+#else
+    kf_emu_bulk_wait(most, false, file, line);
+#endif
+}
+template <int most> KFI_DEVICE void kfi_bulk_wait_read(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(most) : "memory");
+#else
+    kf_emu_bulk_wait(most, true, file, line);
+#endif
+}
+
+// ---- threads of a block
+
+// Barriers 1 to 15, of so many threads; who arrives does not wait. Barrier 0 is __syncthreads'.
+template <int threads> KFI_DEVICE void kfi_named_sync(int id KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
+#else
+    kf_emu_named(id, threads, true KFI_PASS_CALLER);
+#endif
+}
+template <int threads> KFI_DEVICE void kfi_named_arrive(int id KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
+#else
+    kf_emu_named(id, threads, false KFI_PASS_CALLER);
+#endif
+}
+// How many registers a thread has from now on: all threads of a warpgroup. More come when others have given as many back.
+template <int count> KFI_DEVICE void kfi_fewer_registers(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+#else
+    kf_emu_registers(count, false, file, line);
+#endif
+}
+template <int count> KFI_DEVICE void kfi_more_registers(KFI_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+#else
+    kf_emu_registers(count, true, file, line);
+#endif
+}
+
+// Four matrices of 8 x 8 elements of 2 bytes to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has of each
+// matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of column l / 4.
+template <int transposed> KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    if (transposed)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+                     "r"(v[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+                     "r"(v[3])
+                     : "memory");
+#else
+    kf_emu_stmatrix(to, v, transposed != 0 KFI_PASS_CALLER);
+#endif
+}
+#endif
+
+#endif

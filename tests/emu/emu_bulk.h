@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Part of emu.cpp: bulk copies: of bytes, and of boxes of a tensor (TMA), whose destination is full of ones till they come. */
+#ifndef KF_EMU_BULK_H
+#define KF_EMU_BULK_H
+
+#include "emu_mbarrier.h"
+
+extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, const uint64_t *dim, const uint64_t *stride,
+                             const unsigned *box, const unsigned *step, int interleave, int swizzle, int, int fill)
+{
+    const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* CUtensorMapDataType */
+    tensor_map m = {};
+    static_assert(sizeof m == 128, "a tensor map");
+    if (rank < 1 || rank > 5 || (uintptr_t)base % 16 || interleave || fill || type < 0 || type > 12 || (uintptr_t)to % 64) return 1;
+    m.magic = MAP_MAGIC;
+    m.base = (char *)base;
+    m.rank = (unsigned char)rank;
+    m.element = (unsigned char)sizes[type];
+    m.swizzle = (unsigned char)swizzle;
+    for (unsigned i = 0; i < rank; ++i) {
+        if (dim[i] == 0 || dim[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || step[i] != 1) return 1;
+        if (i && (stride[i - 1] % 16 || stride[i - 1] >> 40)) return 1;
+        m.dim[i] = (uint32_t)dim[i];
+        m.box[i] = (unsigned short)box[i];
+        if (i) m.stride[i - 1] = stride[i - 1];
+    }
+    const unsigned inner = box[0] * m.element;
+    if (inner % 16 || (swizzle && inner > 16u << swizzle)) return 1;
+    memcpy(to, &m, sizeof m);
+    return 0;
+}
+
+/* Where an address is whose chunks of 16 bytes are swizzled. */
+static uint32_t swizzled(uint32_t a, int mode) { return a ^ ((a >> 7 & ((1u << mode) - 1)) << 4); }
+
+/* Calls f(shared address, global address or nullptr, bytes) for pieces of up to 16 bytes. */
+template <class F> static void pieces(const flight &f, F call)
+{
+    if (!f.tensor) {
+        for (int i = 0; i < f.bytes; i += 16) call(f.smem + (uint32_t)i, f.global + i, 16);
+        return;
+    }
+    const tensor_map &m = f.map;
+    const int e = m.element, inner = m.box[0] * e;
+    for (int lin = 0; lin < f.bytes; lin += 16) {
+        int row = lin / inner;
+        long offset = 0;
+        bool in = true;
+        for (int d = 1; d < m.rank; ++d) {
+            const long i = f.c[d] + row % m.box[d];
+            row /= m.box[d];
+            in = in && i >= 0 && i < (long)m.dim[d];
+            offset += i * (long)m.stride[d - 1];
+        }
+        const long x = f.c[0] + lin % inner / e;
+        const uint32_t s = swizzled(f.smem + (uint32_t)lin, m.swizzle);
+        if (in && x >= 0 && x + 16 / e <= (long)m.dim[0]) {
+            call(s, m.base + offset + x * e, 16);
+            continue;
+        }
+        for (int i = 0; i < 16 / e; ++i)
+            call(s + (uint32_t)(i * e), in && x + i >= 0 && x + i < (long)m.dim[0] ? m.base + offset + (x + i) * e : nullptr, e);
+    }
+}
+static void check_global(const void *p, int bytes, const place &at)
+{
+#if defined(KF_EMU_ASAN)
+    if (p && __asan_region_is_poisoned(const_cast<void *>(p), (size_t)bytes)) fail(at, "a copy touches global memory that is nobody's");
+#else
+    (void)p, (void)bytes, (void)at;
+#endif
+}
+
+static fly fly_of(int kind, uint32_t smem, int bytes, const place &at)
+{
+    fly f = std::make_shared<flight>();
+    f->kind = kind;
+    f->smem = smem;
+    f->bytes = bytes;
+    f->at = at;
+    f->thread = emu.current;
+    f->due = later();
+    return f;
+}
+static void set_tensor(flight *f, const void *map, const int *c, int rank)
+{
+    memcpy(&f->map, map, sizeof f->map);
+    const tensor_map &m = f->map;
+    if (m.magic != MAP_MAGIC || m.rank != rank) fail(f->at, "no tensor map of %d dimensions", rank);
+    if ((uintptr_t)map % 64) fail(f->at, "a tensor map at an address that is no multiple of 64");
+    if (c[0] * m.element % 16)
+        fail(f->at, "a box from coordinate %d on, no multiple of 16 bytes: a GPU takes that for an illegal instruction", c[0]);
+    f->tensor = true;
+    f->bytes = m.element;
+    for (int i = 0; i < rank; ++i) {
+        f->c[i] = c[i];
+        f->bytes *= m.box[i];
+    }
+    if (f->smem % (m.swizzle ? 128 : 16)) fail(f->at, "shared address %08x is not aligned for this tensor map", f->smem);
+}
+
+/* ---- loads */
+
+static void send_load(const fly &f)
+{
+    bytes_at(f->bar, 8, f->at, false);
+    expect_flight(f->bar, f->bytes, f->at);
+    char *const to = bytes_at(f->smem, (size_t)f->bytes, f->at, false);
+    check_write(f->smem, (size_t)f->bytes, f->at, false);
+    memset(to, 0xff, (size_t)f->bytes);
+    granules_of(f->smem, (size_t)f->bytes, [](granule &g) {
+        ++g.writes;
+        g.stamp = 0;
+    });
+    async.flying.push_back(f);
+}
+void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, int rank, unsigned blocks, const char *file, int line)
+{
+    const place at = come("cp.async.bulk.tensor load", file, line);
+    const unsigned own = 1u << emu.current / MOST_THREADS;
+    for (int b = 0; b < MOST_BLOCKS; ++b) {
+        if (!((blocks ? blocks : own) >> b & 1)) continue;
+        const fly f = fly_of(LOAD, blocks ? (to & 0xffffffu) | (uint32_t)b << 24 : to, 0, at);
+        f->bar = blocks ? (bar & 0xffffffu) | (uint32_t)b << 24 : bar;
+        set_tensor(f.get(), map, c, rank);
+        send_load(f);
+    }
+}
+void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, const char *file, int line)
+{
+    const place at = come("cp.async.bulk load", file, line);
+    if (bytes % 16 || to % 16 || (uintptr_t)from % 16)
+        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16", bytes);
+    const fly f = fly_of(LOAD, to, bytes, at);
+    f->bar = bar;
+    f->global = (char *)const_cast<void *>(from);
+    send_load(f);
+}
+
+/* ---- stores */
+
+static void keep_source(flight *f)
+{
+    f->before.clear();
+    pieces(*f, [&](uint32_t s, char *, int n) {
+        const char *const p = bytes_at(s, (size_t)n, f->at, true);
+        f->before.insert(f->before.end(), p, p + n);
+    });
+}
+static void send_store(const fly &f)
+{
+    bytes_at(f->smem, (size_t)f->bytes, f->at, true);
+    check_read(f->smem, (size_t)f->bytes, f->at);
+    granules_of(f->smem, (size_t)f->bytes, [](granule &g) { ++g.reads; });
+    keep_source(f.get());
+    self().open.push_back(f);
+    async.flying.push_back(f);
+}
+void kf_emu_tma_store(uint32_t from, const void *map, const int *c, int rank, const char *file, int line)
+{
+    const place at = come("cp.async.bulk.tensor store", file, line);
+    for (int i = 0; i < rank; ++i)
+        if (c[i] < 0) fail(at, "stores a box from coordinate %d on: a GPU takes that for an illegal instruction", c[i]);
+    const fly f = fly_of(STORE, from, 0, at);
+    set_tensor(f.get(), map, c, rank);
+    send_store(f);
+}
+void kf_emu_bulk_store(void *to, uint32_t from, int bytes, const char *file, int line)
+{
+    const place at = come("cp.async.bulk store", file, line);
+    if (bytes % 16 || from % 16 || (uintptr_t)to % 16)
+        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16", bytes);
+    const fly f = fly_of(STORE, from, bytes, at);
+    f->global = (char *)to;
+    send_store(f);
+}
+void kf_emu_bulk_commit(const char *file, int line)
+{
+    come("cp.async.bulk.commit_group", file, line);
+    self().groups.emplace_back();
+    self().groups.back().swap(self().open);
+}
+void kf_emu_bulk_wait(int most, bool read, const char *file, int line)
+{
+    come(read ? "cp.async.bulk.wait_group.read" : "cp.async.bulk.wait_group", file, line);
+    async_thread &p = self();
+    p.amount = most;
+    p.read = read;
+    if (bulk_left(p, most, read)) wait_for(FOR_BULK, "%d of %d groups", most, (int)p.groups.size());
+    for (size_t i = 0; i + (size_t)most < p.groups.size(); ++i)
+        for (const fly &f : p.groups[i]) {
+            if (!f->told) granules_of(f->smem, (size_t)f->bytes, [](granule &g) { --g.reads; });
+            f->told = true;
+        }
+    while (p.groups.size() > (size_t)most) { /* forget those that are over */
+        bool done = true;
+        for (const fly &f : p.groups.front()) done = done && f->done;
+        if (!done) break;
+        p.groups.pop_front();
+    }
+}
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Part of emu.cpp: sm_80's copies behind the threads' backs. */
+#ifndef KF_EMU_FETCH_H
+#define KF_EMU_FETCH_H
+
+#include "emu_meet.h"
+
+#define MOST_COPIES 256
+struct copies {
+    int count, group; /* group: commits so far */
+    struct {
+        void *to;
+        unsigned char bytes[16];
+        int count, group;
+    } of[MOST_COPIES];
+};
+
+bool kf_emu_fetch_is_late() { return kf_emu_order == 0 || (kf_emu_order == 2 && random_below(2)); }
+
+void kf_emu_fetch_late(void *shared, const void *bytes, int count, const char *file, int line)
+{
+    thread *self = come_to(READY, 0, "cp.async", file, line);
+    if (!self->copies) self->copies = (copies *)calloc(1, sizeof *self->copies);
+    copies *const c = self->copies;
+    if (c->count == MOST_COPIES) stop("thread %u has more copies under way than there is room for, %u", MOST_COPIES);
+    auto *const one = &c->of[c->count++];
+    one->to = shared;
+    one->count = count;
+    one->group = c->group;
+    memcpy(one->bytes, bytes, (size_t)count);
+}
+
+void kf_emu_fetch_commit()
+{
+    thread *self = &emu.threads[emu.current];
+    if (!self->copies) self->copies = (copies *)calloc(1, sizeof *self->copies);
+    ++self->copies->group;
+}
+
+void kf_emu_fetch_wait(int pending)
+{
+    copies *const c = emu.threads[emu.current].copies;
+    int kept = 0;
+    for (int i = 0; c && i < c->count; ++i) {
+        if (c->of[i].group < c->group - pending)
+            memcpy(c->of[i].to, c->of[i].bytes, (size_t)c->of[i].count);
+        else
+            c->of[kept++] = c->of[i];
+    }
+    if (c) c->count = kept;
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Part of emu.cpp: when what is asynchronous ends, and threads that sleep so that others get far ahead of them. */
+#ifndef KF_EMU_TIME_H
+#define KF_EMU_TIME_H
+
+#include "emu_groups.h"
+
+static void end_load(const fly &f)
+{
+    if (emu.blocks[rank_of(f->smem)].done == emu.count) return fail(f->at, "a block has ended before a copy to it has");
+    pieces(*f, [&](uint32_t s, const char *from, int n) {
+        char *const to = bytes_at(s, (size_t)n, f->at, false);
+        check_global(from, n, f->at);
+        if (from)
+            memcpy(to, from, (size_t)n);
+        else
+            memset(to, 0, (size_t)n);
+    });
+    show(f->smem, (size_t)f->bytes);
+    arrive_bytes(f);
+}
+static void end_read(const fly &f) /* of a store, that writes later */
+{
+    const std::vector<unsigned char> was = f->before;
+    keep_source(f.get());
+    if (was != f->before) return fail(f->at, "shared memory that a bulk store reads changed before its end");
+    f->kind = STORED;
+    f->done = false;
+    f->due = later();
+    wake();
+}
+static void end_store(const fly &f)
+{
+    size_t i = 0;
+    pieces(*f, [&](uint32_t, char *to, int n) {
+        check_global(to, n, f->at);
+        if (to && !emu.failed) memcpy(to, &f->before[i], (size_t)n);
+        i += (size_t)n;
+    });
+    wake();
+}
+static void end_flight(const fly &f)
+{
+    f->done = true;
+    if (f->kind == LOAD) return end_load(f);
+    if (f->kind == STORE) return end_read(f);
+    if (f->kind == STORED) return end_store(f);
+    multiply(*f);
+    wake();
+}
+static void run_due()
+{
+    for (size_t i = 0; i < async.flying.size() && !emu.failed;) {
+        const fly f = async.flying[i];
+        if (f->due <= async.now) end_flight(f);
+        if (f->due <= async.now && f->done)
+            async.flying.erase(async.flying.begin() + (long)i);
+        else
+            ++i;
+    }
+}
+
+/* ---- what a launch's loop asks */
+
+static void async_resume(int t)
+{
+    if (!async.on) return;
+    async_thread &p = async.threads[(size_t)t];
+    if (p.late) --async.bars[p.bar].late;
+    p.late = false;
+    async.in_thread = true;
+}
+static void async_tick()
+{
+    if (!async.on) return;
+    async.in_thread = false;
+    ++async.now;
+    if (!async.flying.empty()) run_due();
+}
+/* In random order a warp, a warpgroup or a lane alone sleeps at times: turns are too fair, and nothing but a word of the warp keeps lanes
+   together. */
+static bool async_asleep(int t)
+{
+    if (!async.on || kf_emu_order != 2) return false;
+    uint64_t &until = async.asleep[t / WARP];
+    if (until <= async.now && t % WARP == 0 && any(24) == 0) {
+        until = async.now + (1u << any(13));
+        for (int w = t / 128 * 4, end = any(2) ? w + 4 : w; w < end; ++w) async.asleep[w] = until;
+    }
+    if (async.lane_asleep[t] <= async.now && any(1500) == 0) async.lane_asleep[t] = async.now + (1u << any(14));
+    return until > async.now || async.lane_asleep[t] > async.now;
+}
+/* No thread can go on: what is asynchronous still can, and who sleeps. */
+static bool async_advance()
+{
+    if (!async.on) return false;
+    async.in_thread = false;
+    uint64_t next = ~0ull;
+    for (const fly &f : async.flying) next = std::min(next, f->due);
+    for (int b = 0; b < emu.size; ++b)
+        for (int t = b * MOST_THREADS; t < b * MOST_THREADS + emu.count; ++t)
+            for (uint64_t until : {async.asleep[t / WARP], async.lane_asleep[t]})
+                if (until > async.now && emu.threads[t].state <= READY) next = std::min(next, until);
+    if (next == ~0ull) return false;
+    async.now = std::max(async.now, next);
+    run_due();
+    return true;
+}
+
+/* What a thread may not leave behind. */
+static void async_end_thread(int t)
+{
+    if (!async.on) return;
+    const async_thread &p = async.threads[(size_t)t];
+    const thread *const a = &emu.threads[t];
+    for (const fly &f : p.open)
+        if (!f->told) fail(f->at, "returns with a bulk store that was not committed");
+    for (const auto &g : p.groups)
+        for (const fly &f : g)
+            if (!f->told) fail(f->at, "returns before its bulk store has read shared memory: no wait_group.read");
+    if (p.told != p.products) fail({a->file ? a->file : "?", a->line}, "returns without waiting for its wgmma");
+}
+/* Or a cluster. */
+static void async_end()
+{
+    if (!async.on) return;
+    async.in_thread = false;
+    for (const auto &i : async.bars)
+        if (!i.second.came.empty() && !emu.failed)
+            fail(i.second.made, "a block ended and nobody waited for what came to its mbarrier at %08x", i.first);
+    while (!emu.failed && !async.flying.empty()) {
+        async.now = ~0ull;
+        run_due();
+    }
+    async.flying.clear();
+    async.on = false;
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Part of emu.cpp: products of a warpgroup. A thread's call is recorded; the product is under way when the 128th thread has come, reads its
+   operands through the descriptors, and is computed at its end, when they must be as they were. Accumulators are not the threads' own
+   until a wait says so: till then a NaN is there, and who writes over it is reported. */
+#ifndef KF_EMU_WGMMA_H
+#define KF_EMU_WGMMA_H
+
+#include "emu_bulk.h"
+#include "emu_matrices.h"
+
+/* Where element (row, k) of an operand is: PTX ISA, "Shared Memory Matrix Layout". major: 0 along k, 1 along rows. */
+static uint32_t operand_at(uint64_t desc, int major, int row, int k, uint32_t rank)
+{
+    const uint32_t base = (uint32_t)(desc & 0x3fff) << 4, lead = (uint32_t)(desc >> 16 & 0x3fff) << 4,
+                   step = (uint32_t)(desc >> 32 & 0x3fff) << 4;
+    const int layout = (int)(desc >> 62), mode = layout == 0 ? 0 : 4 - layout; /* 1: 32 bytes, 2: 64, 3: 128 */
+    const uint32_t line = 16u << mode;
+    uint32_t off;
+    if (major == 0 && mode)
+        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * line + (uint32_t)k * 2;
+    else if (major == 0)
+        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 16 + (uint32_t)(k / 8) * lead + (uint32_t)(k % 8) * 2;
+    else if (mode)
+        off =
+            (uint32_t)(row / (8 << mode)) * lead + (uint32_t)(row % (8 << mode)) * 2 + (uint32_t)(k / 8) * step + (uint32_t)(k % 8) * line;
+    else
+        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 2 + (uint32_t)(k / 8) * lead + (uint32_t)(k % 8) * 16;
+    return rank << 24 | swizzled(base + off, mode);
+}
+template <class F> static void operands(const flight &f, F call) /* call(of b, row, k, shared address) */
+{
+    const uint32_t rank = (uint32_t)(f.thread / MOST_THREADS);
+    for (int r = 0; !f.registers && r < 64; ++r)
+        for (int k = 0; k < 16; ++k) call(false, r, k, operand_at(f.da, f.ta, r, k, rank));
+    for (int r = 0; r < f.n; ++r)
+        for (int k = 0; k < 16; ++k) call(true, r, k, operand_at(f.db, f.tb, r, k, rank));
+}
+template <class F> static void operand_granules(const flight &f, F call)
+{
+    std::vector<uint32_t> all;
+    operands(f, [&](bool, int, int k, uint32_t a) {
+        if (k % 8 == 0 || f.ta || f.tb) all.push_back(a & ~15u);
+    });
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    for (uint32_t a : all) call(a);
+}
+
+/* The row and column of thread t's accumulator i. */
+static int row_of(int t, int i) { return t / 32 * 16 + t % 32 / 4 + 8 * (i >> 1 & 1); }
+static int col_of(int t, int i) { return 8 * (i >> 2) + 2 * (t % 4) + (i & 1); }
+static size_t sum_at(const chain &c, int t, int i) { return (size_t)(row_of(t, i) * c.n + col_of(t, i)); }
+
+void kf_emu_wgmma_fence(const char *file, int line)
+{
+    come("wgmma.fence", file, line);
+    self().fenced = true;
+}
+
+/* ---- the issue */
+
+static void new_chain(const fly &f, warpgroup &g)
+{
+    f->sum = std::make_shared<chain>();
+    f->sum->n = f->n;
+    f->sum->mine = 128;
+    memset(f->sum->d, 0, sizeof f->sum->d);
+    f->sum->sum.assign((size_t)(64 * f->n), 0.0f);
+    g.chains.push_back(f->sum);
+}
+/* What the first of a warpgroup says of a product. */
+static void begin_product(const fly &f, warpgroup &g, const float *d)
+{
+    const place &at = f->at;
+    f->group = emu.current / 128;
+    for (const auto &c : g.chains)
+        if (c->d[emu.current % 128] == d && c->n == f->n) f->sum = c;
+    if (!f->sum) new_chain(f, g);
+    f->sum->last = g.first + g.products.size();
+    if (f->da >> 49 & 7 || f->db >> 49 & 7) fail(at, "a descriptor with a base offset: not emulated");
+    operand_granules(*f, [&](uint32_t x) {
+        bytes_at(x, 16, at, true);
+        check_read(x, 16, at);
+        granules_of(x, 16, [](granule &y) { ++y.reads; });
+    });
+    operands(*f, [&](bool, int, int, uint32_t x) {
+        const char *const q = bytes_at(x, 2, at, true);
+        f->before.insert(f->before.end(), q, q + 2);
+    });
+    g.products.push_back(f);
+}
+/* A thread gives its accumulators away. */
+static void join_chain(const flight &f, float *d, int t, const place &at)
+{
+    chain &c = *f.sum;
+    if (c.d[t] && c.d[t] != d) fail(at, "the threads of a warpgroup chain different accumulators");
+    for (int i = 0; c.d[t] && i < f.n / 2; ++i)
+        if (kf_emu_bits<unsigned>(d[i]) != POISON) fail(at, "accumulators were written while a wgmma that has them was not waited for");
+    if (c.d[t]) return;
+    c.d[t] = d;
+    for (int i = 0; i < f.n / 2; ++i) {
+        if (f.add) c.sum[sum_at(c, t, i)] = d[i];
+        d[i] = kf_emu_bits<float>(POISON);
+    }
+}
+void kf_emu_wgmma(int n, bool bf16, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, const char *file,
+                  int line)
+{
+    const place at = come("wgmma.mma_async", file, line);
+    async_thread &p = self();
+    const int t = emu.current % 128;
+    warpgroup &g = async.groups[(size_t)(emu.current / 128)];
+    if (!p.fenced) fail(at, "wgmma without wgmma.fence since its registers may have been used");
+    const size_t number = p.products++;
+    if (number - g.first == g.products.size()) {
+        const fly f = fly_of(PRODUCT, 0, 0, at);
+        f->n = n;
+        f->bf16 = bf16;
+        f->registers = a != nullptr;
+        f->da = da;
+        f->db = db;
+        f->ta = ta;
+        f->tb = tb;
+        f->add = add != 0;
+        begin_product(f, g, d);
+    }
+    const fly f = g.products[number - g.first];
+    if (f->n != n || f->bf16 != bf16 || f->registers != (a != nullptr) || (!a && f->da != da) || f->db != db || f->ta != ta ||
+        f->tb != tb || f->add != (add != 0))
+        fail(at, "the threads of a warpgroup give different wgmma, or operands of it");
+    join_chain(*f, d, t, at);
+    if (a) {
+        f->a_at[t] = a;
+        memcpy(f->a[t], a, sizeof f->a[t]);
+    }
+    if (++f->came < 128) return;
+    f->due = g.due = std::max(g.due + 1, later());
+    async.flying.push_back(f);
+}
+void kf_emu_wgmma_commit(const char *file, int line)
+{
+    come("wgmma.commit_group", file, line);
+    self().ends.push_back(self().products);
+}
+
+/* ---- the product */
+
+struct factors {
+    float a[64][16], b[16][256];
+};
+static bool read_operands(const flight &f, factors *x) /* whether they are as they were */
+{
+    size_t i = 0;
+    bool same = true;
+    operands(f, [&](bool of_b, int r, int k, uint32_t at) {
+        unsigned short v, was;
+        memcpy(&v, emu.blocks[rank_of(at)].dynamic + offset_of(at), 2);
+        memcpy(&was, &f.before[i], 2);
+        i += 2;
+        same = same && v == was;
+        (of_b ? x->b[k][r] : x->a[r][k]) = number_of(v, f.bf16);
+    });
+    for (int t = 0; f.registers && t < 128; ++t)
+        for (int j = 0; j < 4; ++j)
+            for (int h = 0; h < 2; ++h)
+                x->a[t / 32 * 16 + t % 32 / 4 + 8 * (j & 1)][2 * (t % 4) + h + 8 * (j >> 1)] =
+                    number_of((unsigned short)(f.a[t][j] >> 16 * h), f.bf16);
+    return same;
+}
+static factors product_factors;
+static void multiply(const flight &f)
+{
+    const factors &x = product_factors;
+    if (!read_operands(f, &product_factors)) return fail(f.at, "shared memory that a wgmma reads changed before its end");
+    chain &c = *f.sum;
+    if (!f.add) std::fill(c.sum.begin(), c.sum.end(), 0.0f);
+    for (int m = 0; m < 64; ++m) {
+        float *const to = &c.sum[(size_t)(m * f.n)];
+        for (int k = 0; k < 16; k += 4)
+            for (int j = 0; j < f.n; ++j)
+                to[j] +=
+                    x.a[m][k] * x.b[k][j] + x.a[m][k + 1] * x.b[k + 1][j] + (x.a[m][k + 2] * x.b[k + 2][j] + x.a[m][k + 3] * x.b[k + 3][j]);
+    }
+}
+
+/* ---- the wait */
+
+static void take_back(warpgroup &g, size_t end, int t, const place &at)
+{
+    for (size_t i = 0; i < g.chains.size(); ++i) {
+        chain &c = *g.chains[i];
+        if (!c.d[t] || c.last >= end) continue;
+        for (int j = 0; j < c.n / 2; ++j) {
+            if (kf_emu_bits<unsigned>(c.d[t][j]) != POISON) fail(at, "accumulators were written before the wait for their wgmma");
+            c.d[t][j] = c.sum[sum_at(c, t, j)];
+        }
+        c.d[t] = nullptr;
+        if (--c.mine == 0) g.chains.erase(g.chains.begin() + (long)i--);
+    }
+}
+void kf_emu_wgmma_wait(int most, const char *file, int line)
+{
+    const place at = come("wgmma.wait_group", file, line);
+    async_thread &p = self();
+    warpgroup &g = async.groups[(size_t)(emu.current / 128)];
+    const int t = emu.current % 128, first = emu.current / 128 * 128;
+    const size_t end = p.ends.size() > (size_t)most ? p.ends[p.ends.size() - 1 - (size_t)most] : 0;
+    p.product = end;
+    if (end > g.first && !g.products[end - 1 - g.first]->done) wait_for(FOR_PRODUCT, "%d, product %d", most, (int)end);
+    for (size_t i = std::max(p.told, g.first); i < end; ++i) {
+        flight &f = *g.products[i - g.first];
+        if (f.registers && memcmp(f.a_at[t], f.a[t], sizeof f.a[t]))
+            fail(f.at, "registers that a wgmma reads changed before a wait for it");
+        if (!f.told) operand_granules(f, [](uint32_t x) { granules_of(x, 16, [](granule &y) { --y.reads; }); });
+        f.told = true;
+    }
+    if (end > p.told) {
+        p.told = end;
+        p.fenced = false;
+    }
+    take_back(g, end, t, at);
+    size_t all = ~(size_t)0; /* forget what every thread was told of */
+    for (int i = 0; i < 128; ++i) all = std::min(all, async.threads[(size_t)(first + i)].told);
+    for (; g.first < all; ++g.first) g.products.pop_front();
+}
+
+#endif
