@@ -68,13 +68,11 @@ def table(made):
 
 def formulas(made):
     """{op: {activation: the statements of torch of forward and backward, and of a backward by the result}}, of a manifest's ops that have a gradient
-    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask; nor of
-    products."""
+    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
-        several, saved = f["axes"]["shaped_by"], any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"])
-        if f["dropout"] or f["backward"] is None or several or saved:
+        if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
             other.add(name)
         lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
         lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]

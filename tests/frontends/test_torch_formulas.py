@@ -66,10 +66,12 @@ def test_second_derivatives_by_the_result(kf):
 
 
 def test_which_have_second_derivatives():
-    """All that are made of elements or reduce an axis, and softmax, whose gradient reads its result alone; no products of matrices."""
+    """All that are made of elements or reduce an axis, and softmax, whose gradient reads its result alone; of products those that keep nothing but
+    factors."""
     without = {of(f).name for f in EVERY if not has_formulas(f)}
     assert not {f["op"] for f in EVERY if f["family"] in ("map", "reduce") and of(f).name in without} and "softmax" not in without
-    assert {"layer_norm", "cross_entropy", "rms_norm", "linear", "matmul_nn"} <= without
+    assert {"layer_norm", "cross_entropy", "rms_norm", "linear", "linear_act_mul"} <= without
+    assert not {"matmul_nn", "matmul_tn", "act_linear", "act_mul_linear"} & without
 
 
 def test_third_derivatives_and_a_penalty_of_gradients(kf):

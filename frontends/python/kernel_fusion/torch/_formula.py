@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from kernel_fusion._table import Op, Tensor, formulas
+from kernel_fusion import _sizes as _of_several
+from kernel_fusion._table import Call, Op, Tensor, formulas
 from kernel_fusion.torch._schema import schema
 
 SPANS = {"all": "shape", "before": "shape[:at]", "axis": "shape[at:at + 1]", "after": "shape[at + 1:]", "all but three": "shape[:-3]",
-         "one": "shape[:0]"}
+         "between": "shape[at:-2]", "one": "shape[:0]"}
 
 
 def _span(what: str | int) -> str:
@@ -33,14 +34,18 @@ def _shape(op: Op, tensor: Tensor, own: bool) -> str:
     return "".join(f"{_extent(extent, op)[own]}, " for extent in tensor.shape)
 
 
-def _sizes(op: Op, template: Tensor) -> list[str]:
+def _sizes(op: Op, call: Call) -> list[str]:
     """`shape`, that of an elem; `at`, the axis; the sizes."""
+    template, measures = call.template, [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"]
+    if call.shaped_by:
+        given = ", ".join(f"'{name}': {name}.shape" for name in call.shaped_by)
+        return [f"shape, at = elements({{{given}}})", "shape = torch.Size(shape)", *measures, *(f"{name} = 0.0" for name in call.betas)]
     lines = [f"shape = {template.name}.shape"]
     if template.kind == "half":
         lines.append("shape = torch.Size([*shape[:-1], shape[-1] // 2])")
     axis = "dim" if op.has_axis else op.axis
     lines += [f"at = {axis} % len(shape) if len(shape) else 0"] if axis is not None else []
-    return lines + [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"]
+    return lines + measures
 
 
 def _dtype(t: Tensor, template: Tensor) -> str:
@@ -75,7 +80,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     call, template, flat = op.direction(backward), op.direction(backward).template, set(op.parts.values()) == {"all"}
     read = set().union(*(compile(line, "", "exec").co_names for line in statements))
     dtypes = {"T": f"{template.name}.dtype"} | {t.name: _dtype(t, template) for t in call.inputs if t.var == "U"}
-    lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + ([] if flat else _sizes(op, template))
+    lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + ([] if flat else _sizes(op, call))
     lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + ["T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"]
     given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)  # from which others are made
     if not backward:
@@ -100,7 +105,8 @@ def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any
     assert found is not None
     made = []
     for backward, statements in enumerate(lines for lines in found if lines):
-        names: dict[str, Any] = {"torch": torch, "wide": wide, "where": op.said(activation)}
+        elements = functools.partial(_of_several.elements, op, op.direction(bool(backward)))
+        names: dict[str, Any] = {"torch": torch, "wide": wide, "where": op.said(activation), "elements": elements}
         text = _text(op, activation, bool(backward), statements)
         exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
         made.append(names["function"])
