@@ -159,8 +159,9 @@ SEEDED = {
     "the first matrix' mask in all of them": (
         "kf/ops/linear_act_dropout.device.cuh", r"\(kfi_matrix \* g\.rows \+ kfi_cell\[u\]\.row\)", "(kfi_cell[u].row)",
         ("kf_linear_dropout_f32",), ()),
-    "a factor's value of another element of the depth": (
-        "kf/ops/act_linear.device.cuh", r"\+ kfi_along", "+ (kfi_along ^ 1)", ("kf_relu_linear_f32", "kf_relu_linear_bf16"), ()),
+    "a factor's values of the row before": (
+        "kf/ops/act_linear.device.cuh", r"kfi_strip_place\(t, 0, at, row\)", "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
+        ("kf_relu_linear_f32", "kf_relu_linear_bf16"), ()),
     "a weight's gradient over the rows of one block": (
         "kf/core/gemm_back.cuh", r"p->choice\.splits < 2 \|\| !p->t\.out", "true", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"), ()),
 }
