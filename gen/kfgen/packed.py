@@ -15,12 +15,12 @@ SCALARS = ("scalar", "act_scalar", "beta", "probability")
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
     frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from a tensor's
-    shape: nobody could call them by tensors alone. Nor gradients in another dtype than their weights': a framework's have that."""
+    shape: nobody could call them by tensors alone."""
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
         other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
-        return other or v["of"] == "gradients of weights" or (v["name"] == "I" and v["dtype"] != "i64")
+        return other or (v["name"] == "I" and v["dtype"] != "i64")
 
     return [f for f in manifest["functions"] if not f["state"] and f["axes"] and not any(left_out(f, v) for v in f["variables"])]
 

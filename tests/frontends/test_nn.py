@@ -110,6 +110,31 @@ def test_an_activation_behind_a_norm():
     assert (dropout(x.abs()) == 0).any() and torch.equal(dropout.eval()(x), torch.relu(x))
 
 
+def test_a_linear_layer_adds_its_gradients_to_main_grad():
+    """Over two batches, of float32 beside bfloat16 too; grad stays empty, and without the flag main_grad is nobody's."""
+    for dtype, wide, tolerance in ((torch.float64, torch.float64, 1e-12), (torch.bfloat16, torch.float32, 2e-2)):
+        layer = own.Linear(6, 3, activation="relu", fuse_wgrad_accumulation=True).to(dtype)
+        layer.weight.main_grad = torch.zeros(3, 6, dtype=wide)
+        twin = nn.Linear(6, 3).double()
+        twin.load_state_dict({n: t.double() for n, t in layer.state_dict().items()})
+        for seed in (1, 2):
+            x = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            (layer(x) * 2).sum().backward()
+            (torch.relu(twin(x.double())) * 2).sum().backward()
+        assert layer.weight.grad is None
+        assert (layer.weight.main_grad.double() - twin.weight.grad).abs().max() <= tolerance * 20
+        assert (layer.bias.grad.double() - twin.bias.grad).abs().max() <= tolerance * 20 and layer.bias.grad.dtype == dtype
+    layer.bias.main_grad = torch.zeros(3)
+    before = layer.bias.grad.clone()
+    layer(x).sum().backward()
+    assert torch.equal(layer.bias.grad, before) and layer.bias.main_grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    del layer.weight.main_grad
+    with pytest.raises(ValueError, match="kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added"):
+        layer(x)
+
+
 @pytest.mark.level(2)
 def test_modules_of_kf_alone():
     x, r = draw(4, 6), draw(4, 6).flip(0)

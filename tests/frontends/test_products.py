@@ -2,8 +2,10 @@
 """Products of matrices in kf.ops: which shapes they take, over arrays and tensors, how factors may lie, autocast, and what is refused. Values and
 gradients of each op by itself are test_torch.py's."""
 
+import functools
 import re
 
+import kfpython
 import numpy as np
 import pytest
 import pytorch
@@ -128,6 +130,90 @@ def test_fused_linear_activation_compiled(kf):
     torch._dynamo.reset()
     compiled = torch.compile(kf.ops.matmul, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, w.t()), kf.ops.matmul_nt(x, w))
+
+
+def test_gradients_that_are_added(kf):
+    """To tensors of the caller's, twice what is added once; what is not among them has its gradient as ever."""
+    same_for_both = [(dtype, dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+    for dtype, wide in (*same_for_both, (torch.bfloat16, torch.float32)):
+        x, w, b, up = (draw(*s).detach().to(dtype).requires_grad_() for s in ((5, 4), (6, 4), (6,), (5, 6)))
+        for name in ("linear_gelu", "linear_relu", "linear"):
+            f = getattr(kf.ops, name)
+            dx, dw, db = torch.autograd.grad(f(x, w, b), [x, w, b], up)
+            to = torch.full((6, 9), 3.0, dtype=wide)
+            for _ in range(2):
+                out = f(x, w, b, grads={"weight": to[:, :4]})
+                assert torch.equal(out, f(x, w, b))
+                mine = torch.autograd.grad(out, [x, w, b], up, allow_unused=True)
+                assert torch.equal(mine[0], dx) and mine[1] is None and torch.allclose(mine[2], db) and mine[2].dtype == dtype
+            tolerance = 1e-12 if dtype == torch.float64 else 1e-5 if dtype == torch.float32 else 4e-2
+            assert ((to[:, :4] - 3 - 2 * dw).abs() <= tolerance * (3 + 2 * dw.abs())).all() and (to[:, 4:] == 3).all()
+            both = {"weight": torch.zeros(6, 4, dtype=wide), "bias": torch.zeros(6, dtype=wide)}
+            f(x.detach(), w, b, grads=both).backward(up)
+            assert torch.allclose(both["weight"].to(dtype), dw, 1e-2) and torch.allclose(both["bias"].to(dtype), db, 1e-2)
+            assert w.grad is None and b.grad is None
+    a, b = draw(3, 4, 5), draw(3, 4, 6)
+    to = torch.zeros(3, 4, 6, dtype=torch.float64)
+    kf.ops.matmul_tn(a, b, grads={"b": to}).sum().backward()
+    assert torch.allclose(to, torch.autograd.grad(kf.ops.matmul_tn(a, b).sum(), [b])[0])
+    w, r = draw(6, 4), draw(5, 6)
+    to = torch.zeros(6, 4, dtype=torch.float64)
+    kf.ops.linear_dropout_add(draw(5, 4), w, r, p=0.5, rng=(1, 2), grads={"weight": to}).sum().backward()
+    assert torch.allclose(to, torch.autograd.grad(kf.ops.linear_dropout_add(draw(5, 4), w, r, p=0.5, rng=(1, 2)).sum(), [w])[0])
+
+
+def test_what_is_kept_for_the_backward(kf):
+    """Of relu its result alone, so that the value before it is not even stored; of gelu that value. Of a negative slope, too."""
+    x, w = draw(50, 4), draw(60, 4)
+    calls = [(kf.ops.linear_relu, F.relu, 1), (kf.ops.linear_gelu, F.gelu, 1), (kf.ops.linear, lambda x: x, 0)]
+    if kfpython.WHOLE:
+        calls += [tuple(functools.partial(f, negative_slope=s) for f in (kf.ops.linear_leaky_relu, F.leaky_relu)) + (1,) for s in (0.3, -0.3)]
+    for call, act, count in calls:
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(tuple(t.shape)) or t, lambda t: t):
+            out = call(x, w)
+        assert kept.count((50, 60)) == count
+        up = torch.randn_like(out)
+        for mine, theirs in zip(torch.autograd.grad(out, [x, w], up), torch.autograd.grad(act(F.linear(x, w)), [x, w], up)):
+            assert torch.allclose(mine, theirs, 1e-10, 1e-12)
+
+
+def test_arrays_that_are_added_to(kf):
+    a, b = (draw(*s).detach().numpy() for s in ((4, 5), (5, 6)))
+    out = np.ones((4, 6))
+    assert kf.ops.matmul_nn(a, b, alpha=2.0, beta=-0.5, out=out) is out and np.allclose(out, 2 * (a @ b) - 0.5, 1e-12, 1e-12)
+    out[:] = np.nan
+    assert np.allclose(kf.ops.matmul_nn(a, b, out=out), a @ b, 1e-12, 1e-12)
+
+
+REFUSED = [
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"x": x}), ValueError, "kf.linear: grads has 'x', expected some of weight"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"bias": w[:, 0]}), ValueError, "kf.linear: grads has 'bias', expected some of weight"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": 1}), TypeError, "kf.linear: grads['weight'] is int, expected a tensor"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w.detach().double()}), TypeError,
+     "kf.linear: grads['weight'] has the dtype torch.float64, expected torch.float32, one for all"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w.detach().t()}), ValueError,
+     "kf.linear: grads['weight'] has the shape (4, 6) on cpu, expected (6, 4) on cpu"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w}), ValueError, "kf.linear: grads['weight'] requires a gradient itself"),
+    (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": torch.zeros(4, 6).t()}).sum().backward(), ValueError,
+     "kf.linear (backward): grads['weight'] has the strides (1, 6), expected rows side by side or apart"),
+    (lambda kf, x, w: kf.ops.linear(x, w[:, :3], grads={"weight": torch.zeros(6, 3)}), ValueError,
+     "kf.linear: weight has the shape (6, 3), expected (6, 4) beside x of the shape (5, 4)"),
+    (lambda kf, x, w: kf.ops.matmul_nn(x, w.t(), beta=1.0), TypeError, "kf.matmul_nn: beta is for NumPy arrays, which have an out"),
+    (lambda kf, x, w: kf.ops.matmul_nn(x.numpy(), w.detach().numpy().T, beta=1.0), ValueError, "kf.matmul_nn: beta is 1, expected 0 without out"),
+    (lambda kf, x, w: kf.ops.linear(x.numpy(), x.numpy(), grads={}), TypeError, "kf.linear: grads is for PyTorch tensors"),
+    (lambda kf, x, w: torch.compile(lambda x, w: kf.ops.linear(x, w, grads={"weight": torch.zeros(6, 4)}), fullgraph=True, backend="eager")(x, w),
+     Exception, "kf.linear: grads is not traced by torch.compile"),
+    (lambda kf, x, w: torch.autograd.grad(kf.ops.linear_gelu(x, w, grads={"weight": torch.zeros(6, 4)}).sum(), [w], create_graph=True),
+     NotImplementedError,
+     "kf.linear_gelu has no second derivative where gradients are added to tensors (grads)")]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_is_refused_of_what_is_added(kf, number):
+    call, error, text = REFUSED[number]
+    with pytest.raises(error, match=re.escape(text)):
+        call(kf, torch.ones(5, 4), torch.ones(6, 4, requires_grad=True))
 
 
 SAID = [

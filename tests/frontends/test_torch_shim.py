@@ -70,6 +70,9 @@ def test_both_refuse_the_same(kf, kernels):
     x, w = torch.randn(3, 4), torch.ones(4)
     wrong = {"bias": [(x, w[:3]), (x, w.double()), (x[0, 0], w), (x.int(), w.int()), (x.to(torch.complex64), w), (None, w)],
              "layer_norm": [(x, w.half(), None, 1e-5), (x, None, None, -1.0), (x, None, None, float("nan"))],
+             "linear": [(x, w, None), (x, x[:, :3], None), (x[0, 0], x, None), (x[0], x[None], None), (x, x, w), (x, x.double(), None),
+                        (x, None, None)],
+             "matmul_tn": [(x[None], x), (x, x[None]), (x[0], x), (x, x[:2])],
              "sum": [(x, 2), (x, -3), (x[0, 0], 0)], "act_glu": [(x[:, :3],)], "act_dropout": [(x, 1.5), (x, 0.5, torch.zeros(3).long())],
              "cross_entropy": [(x, torch.zeros(3), -100, 0.0, 0.0), (x, torch.zeros(2).long(), -100, 0.0, 0.0)]}
     for name, calls in wrong.items():

@@ -14,6 +14,7 @@ from kernel_fusion._table import Call, Op, Value
 WORDS = ("f32", "f16", "bf16", "f64", "i32", "i64")
 LONG = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64"}
 PROBABILITY = Value("p", 0.5, 0, 1)
+BETA = Value("beta", 0.0, None, None)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Arguments:
     second: str | None = None
     rng: Any = None
     out: Any = None
+    beta: float = 0.0
 
 
 def parameters(op: Op, activation: str) -> list[Parameter]:
@@ -39,7 +41,9 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
     more |= {"dim": op.axis} if op.has_axis else {}
     more |= {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])}
+    more |= dict.fromkeys(op.forward.betas, 0.0)
     more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
+    more |= {"grads": None} if op.added else {}
     return found + [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in {**more, "out": None}.items()]
 
 
@@ -105,6 +109,12 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         values.append(PROBABILITY)
         a["p"] = a["p"] if a["training"] else 0.0
     axis = a.get("dim", op.axis)
+    [beta] = scalars(where, [BETA], {"beta": a.get("beta", 0.0)})
+    if beta and a["out"] is None:
+        raise ValueError(f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added")
+    if a.get("grads") is not None:
+        raise TypeError(f"{where}: grads is for PyTorch tensors; NumPy arrays have no gradients")
     return Arguments(where, tuple(a[t.name] for t in op.forward.inputs), scalars(where, values, a), integers(where, op.forward, a),
                      axis=-1 if axis is None else axis, flatten=op.has_axis and axis is None, groups=a.get("groups", 1),
-                     second=dtype_word(where, a["dtype"]) if op.second == "results" else None, rng=a.get("rng"), out=a["out"])
+                     second=dtype_word(where, a["dtype"]) if op.second == "results" else None, rng=a.get("rng"), out=a["out"],
+                     beta=beta)

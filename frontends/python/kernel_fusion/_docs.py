@@ -45,6 +45,10 @@ def of(op: Op, activation: str) -> str:
         lines.append(f"    dim: the axis; default {op.axis}{', None: all dimensions' if op.family == 'reduce' else ''}")
     if op.has_groups:
         lines.append("    groups: how many, a divisor of the channels")
+    lines += [f"    {name}: how much of what is in out is added to it; default 0. NumPy arrays alone" for name in op.forward.betas]
+    if op.added:
+        lines.append(f"    grads: of PyTorch: {{operand: tensor}}, of {', '.join(op.added)}: their gradients are added to these tensors, "
+                     "whose rows may lie apart, of the operand's dtype or float32; they then have no gradient of autograd's")
     if op.dropout:
         lines += ["    p: the probability that an element is dropped; training: False drops nothing",
                   "    rng: seed and offset; None draws them from the default generator"]

@@ -126,5 +126,5 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
     rng = _seed(arguments.rng) if op.dropout else None
     _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
-                            forward.values(arguments.scalars, op.dropout),
+                            forward.values(arguments.scalars, op.dropout, arguments.beta),
                             None if rng is None else rng.ctypes.data, forward.workspace)

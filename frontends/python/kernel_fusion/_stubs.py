@@ -21,7 +21,7 @@ A = TypeVar("A", NDArray[Any], torch.Tensor)
 
 def call(name: str, *args: Any, activation: str | None = None, **kwargs: Any) -> Any: ...
 '''
-TYPES = {"dtype": "Any", "dim": "int", "groups": "int", "training": "bool", "rng": "Any", "p": "float"}
+TYPES = {"dtype": "Any", "dim": "int", "groups": "int", "training": "bool", "rng": "Any", "p": "float", "grads": "dict[str, torch.Tensor] | None"}
 
 
 def _parameters(op: Op, activation: str) -> Iterator[str]:

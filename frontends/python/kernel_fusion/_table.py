@@ -30,6 +30,7 @@ class Tensor:
     absent: float | None
     place_of: str
     strides: tuple[str, ...]
+    accumulated: bool
     nullable: bool
     unread: frozenset[str]  # activations whose gradient does not read it
     by_result: frozenset[str]  # activations whose gradient may be by their result: of a backward, which has that for its other inputs so marked
@@ -70,12 +71,12 @@ class Call:
         """Numbers of the outputs that callers get: not what is saved, nor what goes to an input's place."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
 
-    def values(self, given: Sequence[float], dropout: bool) -> Sequence[float]:
-        """Scalars as the launcher takes them: what is there is not read."""
+    def values(self, given: Sequence[float], dropout: bool, beta: float = 0.0) -> Sequence[float]:
+        """Scalars as the launcher takes them. beta: 0 does not read what is there."""
         if not self.betas:
             return given
         end = len(given) - dropout
-        return (*given[:end], *[0.0] * len(self.betas), *given[end:])
+        return (*given[:end], *[beta] * len(self.betas), *given[end:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,11 @@ class Op:
     @functools.cached_property
     def has_groups(self) -> bool:
         return "groups" in self.parts.values()
+
+    @functools.cached_property
+    def added(self) -> tuple[str, ...]:
+        """Operands whose gradients may be added to what is there."""
+        return tuple(t.of for t in self.backward.outputs if t.accumulated) if self.backward else ()
 
     @functools.cached_property
     def act_scalars(self) -> int:

@@ -127,6 +127,16 @@ class RowCuda(RowsCuda):
         return -(-size // 16) * 16
 
     @property
+    def shifts(self):
+        """Whether rows that are held may begin at any address and be read by vectors (core/row_shift.cuh). Of 4-byte elements that was slower."""
+        return self.vec == 8 and not self.k.pieces and not self.k.gathers
+
+    @property
+    def skips(self):
+        """Whether a warp skips vectors that hold nothing of an odd row: norms of one tensor gain by it, others spill, or wait longer."""
+        return self.shifts and len(self.k.loads) == 1 and bool(self.k.row_loads) and not self.transcendental
+
+    @property
     def late_sums(self):
         """{gradient that is summed over the rows and needs every pass: its text}."""
         return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}
@@ -156,7 +166,7 @@ class RowCuda(RowsCuda):
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
         most = 2 if len(self.k.loads) > 1 else 1024 // self.held[0][3] if self.k.row_loads else 0
         asked = most and not self.k.sums and self.k.dtype.size < 8
-        blocks = f", way == 1 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
+        blocks = f", way < 2 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
         return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
 
     @property

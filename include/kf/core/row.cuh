@@ -2,8 +2,8 @@
 // kf/core/row.cuh: the schedule of the row family: norms, softmax, losses, reductions over the last axis.
 //
 // Some threads have a row: a power of two up to a warp, or whole warps, or, of a long row, so many threads of each block of a
-// cluster. They hold it in registers, as vectors of 16 bytes that lie as many vectors apart as there are threads, so that it is
-// read once; a row that is too long for that is read again in each pass, where the L2 cache has it. What a pass reduces is added
+// cluster. They hold it in registers, as vectors of 16 bytes that lie as many vectors apart as there are threads (of 2-byte elements
+// as many as a warp has, so that a warp's lie side by side), so that it is read once; a row that is too long for that is read again in each pass, where the L2 cache has it. What a pass reduces is added
 // up in a thread, then across the threads by shuffles, then (whole warps) through shared memory, then (clusters) through each
 // other's shared memory. Which thread has which element depends on the row's length and the architecture alone: not on how many
 // rows there are, nor on alignment, which only decides how wide an access is. So a row's bits depend on nothing else either.
@@ -19,5 +19,6 @@
 #include "kf/core/row_host.cuh"
 #include "kf/core/row_reduce.cuh"
 #include "kf/core/row_segments.cuh"
+#include "kf/core/row_shift.cuh"
 
 #endif

@@ -14,10 +14,12 @@ struct kfi_spot {
     int rank;        // of the block in the row's cluster
     int group, lane; // which of the block's rows, and where in it
     int first, step; // its first column, and from one vector to the next
+    int reach;       // where vectors of a warp lie side by side: from there on they hold nothing of the row, nor the aligned ones in its place
     int turn, phase; // which of two sets of places in shared memory the row has: free again when the next row but one comes
 };
-// At first in a kernel. split: a row may have a cluster, whose blocks open `posts` posts each, at the beginning of shared memory.
-template <int vec, int split> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line &g, int posts)
+// At first in a kernel. split: a row may have a cluster, whose blocks open `posts` posts each, at the beginning of shared memory. side: vectors
+// of a thread that lie a warp apart, so that a warp's are side by side; 0: all threads' first ones do, then the second ones.
+template <int vec, int split, int side> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line &g, int posts)
 {
     kfi_spot at = {};
 #if KFI_CLUSTERS
@@ -32,6 +34,11 @@ template <int vec, int split> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line 
     at.lane = (int)threadIdx.x - at.group * g.lanes;
     at.first = (at.rank * g.lanes + at.lane) * vec;
     at.step = (g.lanes << bits) * vec;
+    if (side > 0) {
+        at.first = (at.rank * g.lanes + (at.lane & ~31)) * side * vec + (at.lane & 31) * vec;
+        at.step = (g.lanes < 32 ? g.lanes : 32) * vec;
+        at.reach = (int)g.cols - at.first + (at.lane & 31) * vec + vec - 1;
+    }
     at.block = blockIdx.x >> bits;
     at.row = at.block * g.groups + at.group;
     at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
@@ -148,7 +155,8 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
         _Pragma("unroll 1") for (int by = 16; by >= g.lanes; by >>= 1) _Pragma("unroll") for (int s = 0; s < held; ++s)                    \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) sum[s][e] += __shfl_xor_sync(0xffffffffu, sum[s][e], by);                      \
         const int row = g.lanes < 32 ? (int)threadIdx.x / 32 : group, rows = g.lanes < 32 ? (int)blockDim.x / 32 : g.groups;               \
-        type *const own = buffer + row * held * step + first;                                                                              \
+        const int width = held * g.lanes * vec;                                                                                            \
+        type *const own = buffer + row * width + first;                                                                                    \
         __syncthreads();                                                                                                                   \
         if ((int)threadIdx.x % 32 < g.lanes)                                                                                               \
             _Pragma("unroll") for (int s = 0; s < held; ++s) _Pragma("unroll") for (int e = 0; e < vec; ++e) own[s * step + e] =           \
@@ -157,7 +165,7 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
         _Pragma("unroll 1") for (int c = (int)threadIdx.x; c < padded; c += (int)blockDim.x)                                               \
         {                                                                                                                                  \
             type total = buffer[c];                                                                                                        \
-            _Pragma("unroll 4") for (int y = 1; y < rows; ++y) total += buffer[y * held * step + c];                                       \
+            _Pragma("unroll 4") for (int y = 1; y < rows; ++y) total += buffer[y * width + c];                                             \
             partial[c] = total;                                                                                                            \
         }                                                                                                                                  \
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What _table.py and _strides.py say of a call, in C++: sizes, shapes and strides from a tensor of any number of dimensions. The structs
-   are filled by torch/_shim.py, whose fields are these in this order. */
+/* What _table.py, _sizes.py and _strides.py say of a call, in C++: sizes, shapes and strides from tensors of any number of dimensions. The
+   structs are filled by torch/_shim.py, whose fields are these in this order. */
 #ifndef KF_NATIVE_TORCH_LAYOUT_H
 #define KF_NATIVE_TORCH_LAYOUT_H
 
@@ -9,7 +9,7 @@
 
 enum { DIMS = 16, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96 };
 /* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of that number. */
-enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS };
+enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS, BETWEEN };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
 
 typedef struct {
@@ -32,6 +32,7 @@ typedef struct {
     int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act, saves, backward;
     int32_t parts[SIZES], sizes, order[SIZES]; /* each size: what it is of; those that the launcher takes */
     int32_t number_of_activations, basis, half, fields, workspace, least_dims, bound_count;
+    int32_t shaped[2], betas; /* the inputs that say the sizes between them, -1 where one does; scalars in front of p that are 0 */
 } kfs_op;
 
 typedef struct {
@@ -42,7 +43,8 @@ typedef struct {
 static inline void kfs_range(const kfs_op *op, kfs_layout *l, int s)
 {
     const int what = op->parts[s], n = l->dims;
-    const int first[] = {0, 0, l->at, l->at + 1, 0, 0, 0}, last[] = {n, l->at, l->at + 1, n, n - 3, 0, 0};
+    const int first[] = {0, 0, l->at, l->at + 1, 0, 0, 0, l->at};
+    const int last[] = {n, l->at, l->at + 1, n, n - 3, 0, 0, n - 2};
     l->first[s] = what < 0 ? n + what : first[what];
     l->last[s] = what < 0 ? n + what + 1 : last[what];
 }
@@ -60,6 +62,39 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
     l->at = dims ? (int32_t)(at < 0 ? at + dims : at) : 0;
     for (int s = 0; s < op->sizes; ++s) kfs_range(op, l, s);
     return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
+}
+
+/* The same of two tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
+   what is left. Otherwise *wrong is the input that has too few or too many. */
+static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *const *shapes, const int64_t *dims, int *wrong)
+{
+    const int64_t *of[SIZES];
+    int count[SIZES];
+    for (int s = 0; s < op->sizes; ++s) count[s] = op->parts[s] < 0 ? 1 : -1;
+    for (int i = 0; i < 2; ++i) {
+        const kfs_tensor *t = &op->tensors[op->shaped[i]];
+        int left = (int)dims[i], unknown = -1, at = 0;
+        for (int e = 0; e < t->extents; ++e) {
+            const int s = t->size[e];
+            if (count[s] < 0) unknown = s;
+            left -= count[s] < 0 ? 0 : count[s];
+        }
+        *wrong = op->shaped[i];
+        if (left < 0 || (left && unknown < 0)) return false;
+        if (unknown >= 0) count[unknown] = left;
+        for (int e = 0; e < t->extents; at += count[t->size[e++]]) of[t->size[e]] = shapes[i] + at;
+    }
+    int total = 0;
+    for (int s = 0; s < op->sizes; ++s) total += count[s];
+    if (total > DIMS) return false;
+    l->dims = 0, l->groups = 1, l->at = count[op->order[0]];
+    for (int i = 0; i < op->sizes; ++i) {
+        const int s = op->order[i];
+        memcpy(l->shape + l->dims, of[s], (size_t)count[s] * sizeof *l->shape);
+        l->dims += count[s];
+    }
+    for (int s = 0; s < op->sizes; ++s) kfs_range(op, l, s);
+    return true;
 }
 
 static inline int64_t kfs_size(const kfs_op *op, const kfs_layout *l, int s)
@@ -119,14 +154,15 @@ static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_
         if (shape[d] == 0) return true;
     if (kfs_dense(shape, strides, 0, dims)) return true;
     if (!t->levels) return false;
-    int start = t->levels, inner = l->first[t->size[start]];
-    bool one = true;
-    for (int d = inner; d < dims; ++d) one = one && shape[d] == 1;
-    if (op->has_groups || one) inner = l->first[t->size[--start]];
-    if (!kfs_dense(shape, strides, inner, dims)) return false;
+    int start = t->levels, begin[EXTENTS + 1] = {0}; /* of each extent the tensor's own dimension */
+    for (int e = 0; e < t->extents; ++e) begin[e + 1] = begin[e] + l->last[t->size[e]] - l->first[t->size[e]];
+    bool one = op->has_axis;
+    for (int d = begin[start]; d < dims; ++d) one = one && shape[d] == 1;
+    if (op->has_groups || one) --start;
+    if (!kfs_dense(shape, strides, begin[start], dims)) return false;
     for (int e = 0; e < start; ++e) {
         int64_t distance;
-        if (!kfs_collapse(shape, strides, l->first[t->size[e]], l->last[t->size[e]], &distance)) return false;
+        if (!kfs_collapse(shape, strides, begin[e], begin[e + 1], &distance)) return false;
         fields[t->field + t->levels - 1 - e] = distance; /* the innermost first */
         *some = *some || distance;
     }

@@ -105,6 +105,10 @@ static bool take_rest(call *c, const value *stack)
     const double *bounds = op->bounds + (size_t)c->activation * (size_t)op->bound_count * 2;
     for (int i = 0; i < c->given; ++i)
         if (!(c->scalars[i] >= bounds[2 * i] && c->scalars[i] <= bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
+    for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
+        c->scalars[c->given] = op->dropout ? p : 0;
+        if (op->dropout) c->scalars[c->given - 1] = 0;
+    }
     return true;
 }
 
@@ -150,6 +154,22 @@ static bool check_input(call *c, int i)
     return c->in[i] || fail(c, "could not be made contiguous", t->name);
 }
 
+// The sizes, from one input or from two.
+static bool lay_out(call *c)
+{
+    const kfs_op *op = c->op;
+    int64_t *shapes[2], dims[2];
+    int wrong = op->basis;
+    for (int i = 0; i < 2; ++i) {
+        const int from = op->shaped[i] < 0 ? op->basis : op->shaped[i];
+        p_aoti_torch_get_sizes(c->in[from], &shapes[i]);
+        p_aoti_torch_get_dim(c->in[from], &dims[i]);
+    }
+    return (op->shaped[0] < 0 ? kfs_lay_out(op, &c->layout, shapes[0], dims[0], c->axis, c->groups)
+                              : kfs_join(op, &c->layout, shapes, dims, &wrong)) ||
+           fail(c, "has a shape that the op has no sizes for", op->tensors[wrong].name);
+}
+
 static bool check_inputs(call *c)
 {
     const kfs_op *op = c->op;
@@ -157,13 +177,8 @@ static bool check_inputs(call *c)
         const kfs_tensor *t = &op->tensors[i];
         if (!c->in[i] && !t->unread[c->activation] && !t->absent) return fail(c, "is missing", t->name);
     }
-    int64_t *shape, dims;
     if (!c->in[op->basis]) return fail(c, "is missing", op->tensors[op->basis].name);
-    p_aoti_torch_get_sizes(c->in[op->basis], &shape);
-    p_aoti_torch_get_dim(c->in[op->basis], &dims);
-    if (!read_variables(c)) return false;
-    if (!kfs_lay_out(op, &c->layout, shape, dims, c->axis, c->groups))
-        return fail(c, "has a shape that the op has no sizes for", op->tensors[op->basis].name);
+    if (!read_variables(c) || !lay_out(c)) return false;
     for (int i = 0; i < op->inputs; ++i)
         if (c->in[i] && !check_input(c, i)) return false;
     return true;

@@ -11,16 +11,23 @@ from kernel_fusion.nn.norms import _Activated
 
 
 class Linear(_Activated, torch.nn.Linear):
-    """act(input . weight^T + bias)"""
+    """act(input . weight^T + bias). fuse_wgrad_accumulation: the weight's gradient is added to weight.main_grad, a tensor of its shape, of its dtype
+    or float32, in the product that makes it, and weight.grad stays as it is; the bias's likewise, where it has a main_grad."""
 
     op = "linear"
 
-    def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
+    def __init__(self, *args: Any, activation: str = "none", fuse_wgrad_accumulation: bool = False, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._chosen(activation)
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
 
     def forward(self, input: Tensor) -> Any:
-        return self.call(input, self.weight, self.bias)
+        if not (self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()):
+            return self.call(input, self.weight, self.bias)
+        if not hasattr(self.weight, "main_grad"):
+            raise ValueError("kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added")
+        grads = {name: p.main_grad for name, p in (("weight", self.weight), ("bias", self.bias)) if hasattr(p, "main_grad")}
+        return self.call(input, self.weight, self.bias, grads=grads)
 
 
 class GLU(torch.nn.GLU):

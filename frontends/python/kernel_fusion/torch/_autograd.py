@@ -13,7 +13,7 @@ from kernel_fusion.torch import _formula
 from kernel_fusion.torch._schema import schema, words
 
 
-def _sources(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
+def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
     """Where each input of the backward comes from: (in, out or grad, number); (shape, number) where nothing of it is read but how large it is;
     (none, 0). Weights are given whether or not they are read: their dtype is that of their gradients. by_result: with the activation's result in
     place of inputs."""
@@ -24,7 +24,8 @@ def _sources(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
         if t.use == "gradient":
             found.append(("grad", outputs.index(t.of)))
         elif t.name in outputs:
-            missing = activation in t.unread or (activation in t.by_result and not by_result)
+            given = by_result if t.use == "output" else not by_result  # what is saved is an input that the result stands for
+            missing = activation in t.unread or (activation in t.by_result and not given)
             found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
         elif (activation in t.unread or (activation in t.by_result and by_result)) and t.use != "weight":
             found.append(("shape", inputs.index(t.name)) if t is op.backward.template else ("none", 0))
@@ -106,6 +107,12 @@ def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]])
     return [f"_ctx.save_for_backward({', '.join(kept)})", *(f"_ctx.shape, _ctx.dtype = {name}.shape, {name}.dtype" for name in shapes)]
 
 
+def _saves(op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int]], signs: str) -> str:
+    """Whether the forward is asked for what is saved for a backward: not where the activation's result stands for all of it."""
+    of_both = [any(kind == "out" and op.forward.outputs[i].use == "saved" for kind, i in sources) for sources in (by, plain)]
+    return "save" if of_both[0] else f"not ({signs})" if of_both[1] else "False"
+
+
 def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
     """The backward's tensors, of what was kept."""
     kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (["rng"] if op.dropout else [])
@@ -126,14 +133,15 @@ def _text(op: Op, activation: str, may: Collection[str]) -> str:
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
     arguments, outs = [name for _, name in s.arguments], [f"_out{i}" for i in range(len(op.forward.outputs))]
-    by = _sources(op, activation, bool(may))
-    plain = _sources(op, activation, False) if may and op.rising[activation] else by
+    by = sources_of(op, activation, bool(may))
+    plain = sources_of(op, activation, False) if may and op.rising[activation] else by
     rest = arguments[len(names):len(arguments) - s.saves]
     asked = [name for name in rest if name != "rng"]
     constant = [out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of]  # which have no gradient
     # Scalars with a sign for which a result does not tell its input.
     signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
-    lines = [f"def forward(_ctx, {', '.join(arguments)}):", f"    {', '.join(outs)} = _forward({', '.join(arguments)})",
+    given = [*arguments[:-1], _saves(op, by, plain, signs)] if s.saves else arguments
+    lines = [f"def forward(_ctx, {', '.join(arguments)}):", f"    {', '.join(outs)} = _forward({', '.join(given)})",
              *([f"    _ctx.by_result = {signs}"] if by != plain else []),
              *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)), f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
              *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []), f"    return {', '.join(outs)}"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ops of torch.library do: on the CPU, through the C library; with fake tensors, shapes and dtypes alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,19 +89,22 @@ def cpu(s: Schema) -> Callable[..., Result]:
         made = plan(s, given, symbolic=False)
         outputs = _outputs(s, given, made)
         if any(wanted(s.call, given, i) for i in range(len(outputs))):
-            _call(s, given, made, outputs)
+            call(s, given, made, outputs)
         return _result(outputs)
 
     return run
 
 
-def _call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor]) -> None:
+def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], of_outputs: Mapping[str, tuple[int, ...]] | None = None,
+         beta: float = 0.0) -> None:
+    """of_outputs: the strides of those that are not dense. beta: of what is in them is added to them."""
     held, strides = _inputs(s, given, made)
+    strides |= of_outputs or {}
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
     rng = None if given.rng is None else given.rng.contiguous()
     _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
-                            s.call.values(given.scalars, s.op.dropout), None if rng is None else rng.data_ptr(), s.call.workspace)
+                            s.call.values(given.scalars, s.op.dropout, beta), None if rng is None else rng.data_ptr(), s.call.workspace)
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernel_fusion import _arguments, _table, config
 from kernel_fusion._table import Op, activations
-from kernel_fusion.torch import _autocast, _autograd
+from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, explain
 from kernel_fusion.torch._schema import schema
 
@@ -38,6 +38,7 @@ def _text(op: Op, activation: str) -> str:
     lines = [f"def function{_arguments.signature(op, activation)}:",
              "    if out is not None:",
              "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
+             *(f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, which have an out')" for name in op.forward.betas),
              f"    if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
@@ -48,6 +49,8 @@ def _text(op: Op, activation: str) -> str:
     for a, b in pairs:
         lines += [f"        if {b} is {a} and {b} is not None:", f"            {b} = {b}.view_as({b})"]
     lines += [f"    given = ({tensors}, {rest})"]
+    results = ", ".join(f"found[{i}]" for i in op.forward.results) if len(op.forward.outputs) > 1 else "found"
+    lines += ["    if grads is not None:", "        found = adding(given, grads)", f"        return {results}"] if op.added else []
     if _decomposes(op, activation):
         lines += [f"    if compiling() and {first}.is_floating_point() and decomposes():",
                   "        return plain_apply(*given) if save else plain(*given)"]
@@ -57,8 +60,7 @@ def _text(op: Op, activation: str) -> str:
               "        raise explain(schema, e, given) from None"]
     for i, t in enumerate(op.forward.outputs):
         lines += [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"] if t.place_of else []
-    results = [f"found[{i}]" for i in op.forward.results] if len(op.forward.outputs) > 1 else ["found"]
-    return "\n".join([*lines, f"    return {', '.join(results)}", ""])
+    return "\n".join([*lines, f"    return {results}", ""])
 
 
 def _rest(op: Op, activation: str) -> str:
@@ -90,6 +92,8 @@ def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., 
         "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
+    if op.added:
+        names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):
         plain, plain_function = _autograd.decomposed(op, activation)
         names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes}

@@ -23,7 +23,7 @@ SOURCES = ("torch_shim.cpp", "torch_layout.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
-PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "all but three", "one", "groups"))}
+PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "all but three", "one", "groups", "between"))}
 USES = {"saved": 1, "gradient": 2}
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
@@ -39,7 +39,8 @@ class _Op(ctypes.Structure):
                 *[(n, INT) for n in ("inputs", "outputs", "integers", "scalars", "acts", "dropout", "has_axis", "axis", "has_groups", "has_act",
                                      "saves", "backward")],
                 ("parts", INT * 8), ("sizes", INT), ("order", INT * 8),
-                *[(n, INT) for n in ("number_of_activations", "basis", "half", "fields", "workspace", "least_dims", "bound_count")]]
+                *[(n, INT) for n in ("number_of_activations", "basis", "half", "fields", "workspace", "least_dims", "bound_count")],
+                ("shaped", INT * 2), ("betas", INT)]
 
 
 def compiled() -> pathlib.Path:
@@ -102,13 +103,14 @@ def _entry(s: Schema) -> _Op:
         len(call.inputs), len(call.outputs), len(call.integers), len(call.scalars), op.act_scalars, op.dropout, op.has_axis, op.axis or 0,
         op.has_groups, op.has_act, s.saves, s.backward, (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
         len(sizes), (INT * 8)(*order, *[-1] * (8 - len(order))), len(op.activations), call.inputs.index(call.template), call.template.kind == "half",
-        len(call.strides), call.workspace, Layout.least(op), most)
+        len(call.strides), call.workspace, Layout.least(op), most,
+        (INT * 2)(*[[t.name for t in call.inputs].index(name) for name in call.shaped_by] or [-1, -1]), len(call.betas))
     return made
 
 
 def covers(s: Schema) -> bool:
-    """Not an op whose result's dtype is an argument, nor products."""
-    return s.op.second != "results" and not s.call.shaped_by
+    """Not an op whose result's dtype is an argument."""
+    return s.op.second != "results"
 
 
 _table: Any = None

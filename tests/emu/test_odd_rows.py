@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of any length at any address, read by vectors (core/row_shift.cuh): in the emulation, whose rows have up to 64 threads a block."""
+
+import re
+
+import checks
+import emulator
+import faults
+import numeric
+import odd_rows
+import pytest
+import toolkit
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+# Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows that blocks walk down, in clusters, and that are not held.
+LENGTHS = (1, 3, 7, 8, 10, 13, 20, 47, 60, 129, 510, 767, 1023, 1026, 1539, 2044, 2048, 3333, 4097, 9001)
+SHIFT = "kf/core/row_shift.cuh"
+# text of it, what stands there instead
+SEEDED = {
+    "a vector's end from its own lane": (r"kfi_shift_lane\(give, of, 1\)", "kfi_shift_lane(give, of, 0)"),
+    "the vector behind a warp's last one": (r"front \? s \+ 1 < held \?.*: next : v\[s\]", "v[s]"),
+    "no vector behind all of a warp's": (r"if \(front && held \* step", "if (0 * front && held * step"),
+    "an odd number of elements as an even one": (r"\(from & 1\) \* 16", "0 * from"),
+    "four elements beside": (r"from & 4 \? w\[i \+ 2\]", "from & 4 ? w[i + 1]"),
+    "the beginning of a row as it lies": (r"if \(begins\) v\[0\] = head;", "if (begins) v[0] = zero;"),
+    "the end of a row an element short": (r"ends \? of\.rest : 0\);", "ends ? of.rest - 1 : 0);"),
+    "the end of a row in a warp's last vector alone": (r"if \(ends && held \* step == of\.end\) next = tail;", ""),
+    "a store without the warp's turn before": (r"of\.lane == 0 \? so->before : up", "of.lane == 0 ? own : up"),
+    "elements before a row are written": (r"kfi_shift_write\(to, both, of\.a, of\.a \+ room\)", "kfi_shift_write(to, both, 0, of.a + room)"),
+    "elements behind a row are written": (r"so\.last, 0, of\.rest", "so.last, 0, 8"),
+    "a row's end is not written": (r"if \(s \* step == of\.end\) so->last = both;", ""),
+    "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
+    "a warp's last elements behind the row's end": (r"of\.a < left \? of\.a : left", "of.a"),
+}
+
+
+def test_lengths():
+    assert {cols % 8 for cols in LENGTHS} == set(range(8))
+
+
+@pytest.fixture(scope="session")
+def lib():
+    return emulator.build(odd_rows.FUNCTIONS, BUILD / "emu")
+
+
+@numeric.each(odd_rows.FUNCTIONS, "name")
+def test_any_length_and_address(lib, f):
+    """And every kernel for such rows is reached."""
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu, emulator.RUNS[2:])
+    emu.set(sms=1)
+    emu.forget()
+    for cols in LENGTHS:
+        odd_rows.check(lib, memory, f, 3 if cols > 2000 else 5, cols)
+    assert not [name for name in emu.missing() if re.search(r"[02]>$", name)], "kernels that no length reaches"
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    for text, instead in SEEDED.values():
+        faults.plant(include, tmp_path, SHIFT, text, instead)
+
+
+@pytest.mark.parametrize("what", faults.some(SEEDED))
+def test_seeded_fault(include, tmp_path, what):
+    functions = faults.named(("kf_softmax_bf16",), "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, SHIFT, *SEEDED[what]))
+    memory = emulator.Memory(emulator.Emulator(broken), emulator.RUNS[:1])
+    with pytest.raises(checks.Failure):
+        for f in functions:
+            for cols in (20, 47, 510, 1023, 1026, 1539):
+                odd_rows.check(broken, memory, f, 5, cols)

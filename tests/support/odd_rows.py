@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of 2-byte elements of any length and at any address: what they give, whose bits depend on neither alignment nor distance."""
+
+import checks
+import faults
+import strided
+
+# One tensor held, two, with weights, of float32 too, gradients of weights, a picked column, what rows share.
+NAMES = ("kf_softmax_bf16", "kf_softmax_bwd_f16", "kf_layer_norm_bf16", "kf_layer_norm_bwd_bf16", "kf_add_rms_norm_bf16", "kf_rms_norm_bf16_f32",
+         "kf_cross_entropy_with_grad_bf16", "kf_scale_mask_softmax_bf16")
+FUNCTIONS = faults.named(NAMES, "cuda")
+
+
+def sizes_of(f, rows, cols):
+    return (1, 2, rows, cols) if f["form"] == "heads" else (rows, cols)
+
+
+def alignments(f):
+    """Of each tensor another one, of all together each of the eight; the first call is aligned."""
+    count = sum("kind" in a for a in f["arguments"])
+    return [0] + [tuple((turn + 3 * i * turn + i) % 8 for i in range(count)) for turn in range(8)]
+
+
+def check(lib, memory, f, rows, cols):
+    """Right, and the same bits at every alignment, and of rows that lie apart."""
+    sizes, first = sizes_of(f, rows, cols), None
+    for shift in alignments(f):
+        got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=shift)
+        first = first or got
+        for name, array in got.items():
+            if not checks.same_bits(array, first[name]):
+                raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits at alignment {shift}")
+    strided.same(lib, memory, f, sizes)
