@@ -53,8 +53,9 @@ def build_parser():
     p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
     p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
     p.add_argument("name", metavar="FUNCTION")
-    p = add("runtime", "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header", write_runtime)
-    p.add_argument("-o", "--out", required=True, metavar="FILE")
+    p = add("runtime", "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header or one for each", write_runtime)
+    p.add_argument("-o", "--out", required=True, metavar="FILE", help="the header; with --each a directory of headers")
+    p.add_argument("--each", action="store_true", help="write OUT/kf/runtime/<op>.h for each op, and OUT/kf/runtime/all.h")
     choose(p)
     p = add("docs", "write the reference: a page for each family of ops, the activations, and what all have in common", write_docs)
     p.add_argument("--out", default="docs/reference", metavar="DIR", help="default: %(default)s")
@@ -172,7 +173,12 @@ def print_source(args):
 
 def write_runtime(args):
     out = pathlib.Path(args.out)
-    write(out, runtime.render(manifest.build(selected(args), user_of(args)), out.name))
+    made = manifest.build(selected(args), user_of(args))
+    if args.each:
+        files = runtime.each(made)
+        print(f"kfgen: {len(files)} files, {write_all(files, out, [])} changed")
+    else:
+        write(out, runtime.render(made, out.name))
     return 0
 
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on tensors (kf/runtime.h) for the ops that a program uses, in one header, made from the manifest alone: descriptions that
-include/kf/runtime/call.h reads, and one function for each op and direction, whose dtype and activation are found at run time."""
+"""Functions on tensors (kf/runtime.h) for the ops that a program uses, in one header or one for each op, made from the manifest alone: descriptions
+that include/kf/runtime/call.h reads, and one function for each op and direction, whose dtype and activation are found at run time."""
 
 from dataclasses import dataclass, field
 
 from kfgen import limits, names, packed
+from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
         "between": "BETWEEN", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
+ALL = "kf/runtime/all.h"
 
 
 @dataclass
@@ -199,8 +201,24 @@ def aliases(manifest, made):
 def render(manifest, name):
     """The header's text. name: of the file, which its guard is called after."""
     made = functions(manifest)
-    env = environment()
+    return _header(manifest, name, made, aliases(manifest, made))
+
+
+def each(manifest):
+    """{path below an include directory: text}: kf/runtime/<op>.h for each op, and all.h with all of them."""
+    made, found = functions(manifest), {}
     known = aliases(manifest, made)
+    for op in dict.fromkeys(f.op for f in made):
+        name = f"kf/runtime/{names.stem(op)}.h"
+        if (INCLUDE / name).exists() or name == ALL:
+            raise ValueError(f"--each: {name} is a header of kf's own: rename the op, or leave it out with --ops")
+        own = [f for f in made if f.op == op]
+        found[name] = _header(manifest, name, own, [a for a in known if a[1] in own])
+    return found | {ALL: tidy(environment().get_template("runtime/all.h.j2").render(file=ALL, headers=list(found), version=version()))}
+
+
+def _header(manifest, name, made, known):
+    env = environment()
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),

@@ -92,6 +92,18 @@ def test_nvrtc(compiler, prefix, tmp_path):
         assert launched == LAUNCHED and done.stdout.count(", expected ") == 4, done.stderr + done.stdout
 
 
+@pytest.mark.level(2)
+def test_torch_bridge(prefix, tmp_path):
+    """PyTorch's headers and library, of the version that is installed, without a GPU."""
+    torch = pathlib.Path(pytest.importorskip("torch").__file__).parent
+    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add", "--activations", "none,relu", "-o", tmp_path / "functions.h")
+    include = [w for d in (tmp_path, prefix, torch / "include", torch / "include/torch/csrc/api/include") for w in ("-isystem", d)]
+    link = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+    run("g++", "-std=c++17", "-O1", *WARNINGS, *include, EXAMPLES / "torch_bridge.cpp", "-o", tmp_path / "example", *link)
+    assert run(tmp_path / "example").stdout == ("kf_fused_add_activation: b is f64, expected f32 beside a of f32\n"
+                                                "4 of 4 agree with PyTorch\n")
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("0*")), ids=lambda p: p.name)
 def test_an_example_is_short_and_says_how_it_is_compiled(path):
     text = path.read_text()

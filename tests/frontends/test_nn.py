@@ -41,10 +41,13 @@ NORMS = [
     ("BatchNorm1d", (6,), {"track_running_stats": False}, [X], "batch_norm_train")]
 LAYERS = [
     ("Linear", (6, 3), {}, [X], "linear"), ("Linear", (6, 3), {"bias": False}, [draw(2, 3, 6)], "linear"), ("Linear", (6, 3), {}, [X[0]], "linear"),
+    ("PReLU", (), {}, [X], "prelu_bias"), ("PReLU", (6,), {}, [X], "prelu_bias"), ("PReLU", (3, 0.1), {}, [draw(2, 3, 2, 4)], "prelu_bias"),
+    ("PReLU", (), {}, [draw(2, 3, 4)], "prelu_bias"), ("PReLU", (), {}, [draw()], "prelu_bias"),
     ("GLU", (), {}, [X], "act_mul"), ("GLU", (1,), {}, [draw(2, 4, 3)], "act_mul"),
     ("Softmax", (-1,), {}, [X], "softmax"), ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"), ("LogSoftmax", (0,), {}, [X], "log_softmax")]
 ELEMENTS = [(name, (), {**k, "reduction": r}, [X, draw(6, 4).t().contiguous()], op)
             for name, k, op in (("MSELoss", {}, "mse"), ("L1Loss", {}, "l1"), ("HuberLoss", {"delta": 0.5}, "huber"),
+                                ("SmoothL1Loss", {"beta": 0.5}, "huber"), ("SmoothL1Loss", {"beta": 0}, "l1"),
                                 ("BCEWithLogitsLoss", {}, "bce_with_logits")) for r in ("none", "mean", "sum")]
 KL = [("KLDivLoss", (), {"reduction": r}, [P.log(), draw(4, 6).softmax(-1)], "kl_div") for r in ("none", "mean", "sum", "batchmean")]
 WEIGHT = draw(6).abs()
@@ -167,6 +170,7 @@ def test_lower_dtypes():
     (lambda: own.QuickGELU(alpha=1), TypeError, "kf.nn.QuickGELU has no alpha; its arguments: none"),
     (lambda: own.LayerNorm(6, activation="swish"), ValueError, "kf.layer_norm: activation is swish, expected one of none, relu,"),
     (lambda: own.Linear(6, 3, activation="elu"), ValueError, "kf.linear: activation is elu, expected one of none, relu,"),
+    (lambda: own.PReLU(5)(draw(4, 6)), ValueError, "kf.nn.PReLU: the input has the shape (4, 6), expected 5 in dimension 1"),
     (lambda: own.LayerNorm(6)(draw(4, 5)), ValueError, "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)"),
     (lambda: own.InstanceNorm1d(3, track_running_stats=True), ValueError, "kf.nn.InstanceNorm1d: track_running_stats is True, expected False"),
     (lambda: own.BatchNorm1d(3)(draw(1, 3)), ValueError, "one value for each channel has no variance"),

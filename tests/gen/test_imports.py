@@ -13,7 +13,8 @@ LAYERS = (
     ("contract", "chosen", "signature", "kernel", "schedule"),  # a kernel, of whatever family
     ("families",),
     ("spec_checks", "spec", "expand", "check", "notes"),  # all entries together
-    ("aliases", "abi", "launchers", "render", "manifest", "docs", "source", "package", "packed", "fused", "single", "frontend", "runtime", "explain"),
+    ("aliases", "abi", "launchers", "render", "manifest", "docs", "source", "package", "packed", "packed_cuda", "fused", "single",
+     "frontend", "runtime", "explain"),
     ("cli", "__main__"))
 
 

@@ -60,7 +60,9 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute, CUfunction) { retu
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **, void **)
 {
-    std::fprintf(stderr, "%s %u %u %u\n", ((std::string *)function)->c_str(), c->gridDimX, c->gridDimY, c->blockDimX);
+    std::fprintf(stderr, "%s %u %u %u", ((std::string *)function)->c_str(), c->gridDimX, c->gridDimY, c->blockDimX);
+    if (c->hStream) std::fprintf(stderr, " on %p", (void *)c->hStream);
+    std::fprintf(stderr, "\n");
     return CUDA_SUCCESS;
 }
 }

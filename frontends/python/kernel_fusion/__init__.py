@@ -4,6 +4,7 @@
 kf.ops          every op, over NumPy arrays and PyTorch tensors
 kf.nn           modules of PyTorch over them
 kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
+kf.fused_…      the same with a stream of a kf.Context, as C programs have them
 kf.kernels      the C launchers as they are, unchecked
 kf.config       what torch.compile sees
 kf.benchmarks   how long functions take
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from kernel_fusion import ops as ops
     from kernel_fusion._fuse import fuse as fuse
     from kernel_fusion._fuse import fuse_row as fuse_row
+    from kernel_fusion._streams import Context as Context
+    from kernel_fusion._streams import Stream as Stream
 
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "EXTENSION_LOADED", "benchmarks", "config", "fuse", "fuse_row", "get_include", "get_threads", "info", "kernels", "nn",
-           "ops", "set_threads"]
+__all__ = ["CUDA_AVAILABLE", "Context", "EXTENSION_LOADED", "Stream", "benchmarks", "config", "fuse", "fuse_row", "get_include", "get_threads",
+           "info", "kernels", "nn", "ops", "set_threads"]
 __version__ = version()
 
 
@@ -37,10 +40,13 @@ def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
     if name in ("benchmarks", "config", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
-    if name in ("fuse", "fuse_row"):
-        found = getattr(importlib.import_module("kernel_fusion._fuse"), name)
+    lazy = {"fuse": "_fuse", "fuse_row": "_fuse", "Context": "_streams", "Stream": "_streams"}
+    if name in lazy:
+        found = getattr(importlib.import_module(f"kernel_fusion.{lazy[name]}"), name)
         globals()[name] = found
         return found
+    if name.startswith("fused_"):
+        return importlib.import_module("kernel_fusion._streams").function(name)
     if name == "EXTENSION_LOADED":
         from kernel_fusion import _library
 

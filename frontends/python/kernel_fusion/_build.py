@@ -5,6 +5,7 @@ setup.py calls it, and tests do, for a package beside the checkout. It needs kfg
 KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no library. Default: all.
 KF_WHEEL_ACTIVATIONS  default: NAMED below; "all": all.
 KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's.
+KF_WHEEL_CUDA         "0": no library of CUDA launchers. Default: one, if there are a C++ compiler and CUDA's headers.
 KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
 """
 
@@ -16,15 +17,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfgen import frontend, manifest, packed
+from kfgen import frontend, manifest, packed, packed_cuda
 from kfgen import spec as specs
 from kfgen.paths import INCLUDE
 from kfgen.render import Renderer, Selection, write_all
 
-from kernel_fusion import _isa
+from kernel_fusion import _isa, _nvrtc
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
@@ -63,6 +64,16 @@ def compiler() -> tuple[str | None, tuple[str, ...]]:
         return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
 
 
+COMPILE_CUDA = ("-DKFP_CUDA", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections",
+                "-fno-asynchronous-unwind-tables")
+
+
+def cuda_compiler() -> tuple[str, pathlib.Path] | None:
+    """The C++ compiler and CUDA's headers, if there are both."""
+    found, headers = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++"), _nvrtc.include("cuda.h")
+    return (found, headers) if found and headers and (headers / "vector_types.h").exists() else None
+
+
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -76,11 +87,26 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
     if not cc:
         raise RuntimeError("kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them")
     link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
-    compile_ = [cc, *COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags]
+    words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags)
+    texts = packed.sources([f for f in packed.functions(manifest.build(chosen)) if dtypes in (None, tuple(f["dtypes"]))])
+    _compile(path, chosen, (cc, *words), texts, (NATIVE / "pool.c",), (*LINK, *link, *flags, "-lm", "-lpthread"))
+
+
+def cuda_library(path: pathlib.Path, chosen: Any) -> None:
+    """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it."""
+    found = cuda_compiler()
+    if not found:
+        raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
+                           "KF_WHEEL_CUDA=0 for a package without them")
+    texts = packed_cuda.sources(packed_cuda.functions(manifest.build(chosen)))
+    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, (NATIVE / "loader.cpp",), (*LINK, "-ldl", "-lpthread"))
+
+
+def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Mapping[str, str], own: Sequence[pathlib.Path], link: Sequence[str]
+             ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_all(Renderer(chosen).render(), folder / "include", [])
-        texts = packed.sources([f for f in packed.functions(manifest.build(chosen)) if dtypes in (None, tuple(f["dtypes"]))])
         write_all(texts, folder, [])
         include = [f"-I{d}" for d in (NATIVE, folder / "include", INCLUDE)]
 
@@ -91,9 +117,9 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
         jobs = int(os.environ.get("KF_WHEEL_JOBS", 0)) or os.cpu_count()
         order = sorted(texts, key=lambda n: -len(texts[n]))  # the longest first, so that no core waits for one file at the end
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            objects = [*pool.map(one, [*(folder / n for n in order), NATIVE / "pool.c"])]
+            objects = [*pool.map(one, [*(folder / n for n in order), *own])]
         path.parent.mkdir(parents=True, exist_ok=True)
-        _run([cc, *LINK, *link, *flags, *objects, "-o", str(path), "-lm", "-lpthread"])
+        _run([compile_[0], *objects, *link, "-o", str(path)])
 
 
 def stubs(package: pathlib.Path) -> None:
@@ -112,6 +138,9 @@ def build(package: pathlib.Path) -> None:
         return
     for isa in _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1])) if chosen else ():
         library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
+    asked = os.environ.get("KF_WHEEL_CUDA")
+    if chosen and asked != "0" and (asked or cuda_compiler()):
+        cuda_library(package / "lib" / "libkf_cuda.so", chosen)
 
 
 def platform_tag() -> str:

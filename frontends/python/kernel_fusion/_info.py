@@ -18,7 +18,7 @@ def version() -> str:
 
 
 def cuda_available() -> bool:
-    """Whether a CUDA device answers. kf has no kernels for one in Python yet; its headers have."""
+    """Whether a CUDA device answers."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -50,12 +50,14 @@ def get_include() -> str:
 
 
 def info() -> dict[str, Any]:
-    """The version, the CPU library that this processor gets, its functions and threads; inputs that had to be made contiguous, by op."""
+    """The version, the CPU library that this processor gets, its functions and threads; what computes PyTorch's tensors, on the CPU and on a GPU;
+    inputs that had to be made contiguous, by op."""
     found: dict[str, Any] = {"version": version(), "instruction sets": list(_isa.runnable()), "library": None, "copies": _counts.copies()}
     try:
         library = _library.library()
     except (ImportError, OSError) as e:
         return found | {"why no library": str(e)}
     if "torch" in sys.modules:
-        found["torch"] = importlib.import_module("kernel_fusion.torch").kernels()
+        own = importlib.import_module("kernel_fusion.torch")
+        found |= {"torch": own.kernels(), "cuda": own.gpu()}
     return found | {"library": str(library.path), "functions": library.count, "threads": _library.get_threads()}

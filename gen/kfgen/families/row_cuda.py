@@ -132,6 +132,11 @@ class RowCuda(RowsCuda):
         return self.vec == 8 and not self.k.pieces and not self.k.gathers
 
     @property
+    def asks_ringed(self):
+        """Whether there is what lies in shared memory in aligned rows alone."""
+        return not self.shifts or any(s.dtype.size != 2 for s in self.k.loads) or not self.k.loads or bool(self.k.row_loads and not self.k.sums)
+
+    @property
     def skips(self):
         """Whether a warp skips vectors that hold nothing of an odd row: norms of one tensor gain by it, others spill, or wait longer."""
         return self.shifts and len(self.k.loads) == 1 and bool(self.k.row_loads) and not self.transcendental

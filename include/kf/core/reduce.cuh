@@ -13,7 +13,8 @@
 #ifndef KF_CORE_REDUCE_CUH
 #define KF_CORE_REDUCE_CUH
 
-#include "kf/core/row.cuh"
+#include "kf/core/row_access.cuh"
+#include "kf/core/row_reduce.cuh"
 
 #ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_THREADS 256

@@ -147,7 +147,7 @@ template <int held> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void 
     if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
-    const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
+    const int left = of.a + room - s * step - 8;              // of the row, behind the last lane's vector
     if (s + 1 == held && of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
         kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
 }
@@ -159,8 +159,8 @@ template <int held, int way> KFI_DEVICE void kfi_shift_done(const kfi_shifted &s
     if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0))
         kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// What stands in a kernel, whose `way` is 2 * walk + whole: a row's vectors to registers, the next row's to shared memory, a result's to memory
-// (left: elements from the vector's first one on).
+// What stands in a kernel, whose `way` is 2 * walk + whole: a row's vectors to registers, the next row's to shared memory, a result's to
+// memory (left: elements from the vector's first one on).
 template <int held, int way>
 KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
 {
@@ -169,8 +169,7 @@ KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int 
     else
         kfi_line_hold<2, 8, way % 2, held>(dst, way == 3, slot, src, step, room);
 }
-template <int held, int way>
-KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+template <int held, int way> KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
 {
     if (way % 2)
         kfi_line_ahead<2, 8, held>(slot, src, step, space);

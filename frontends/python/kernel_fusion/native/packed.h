@@ -9,10 +9,17 @@
 
 #define KFP_EXPORT __attribute__((visibility("default")))
 #define KFP_UNUSED __attribute__((unused))
-/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset; workspace and its bytes */
+/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset; workspace and its bytes; of CUDA's launchers the stream */
+#ifdef KFP_CUDA
+#define KFP_STREAM , KFP_UNUSED void *q
+#define KFP_ARGUMENTS t, n, d, s, r, w, b, q
+#else
+#define KFP_STREAM
+#define KFP_ARGUMENTS t, n, d, s, r, w, b
+#endif
 #define KFP_PARAMETERS                                                                                                                     \
     KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d, KFP_UNUSED const double *s,                       \
-        KFP_UNUSED const uint64_t *r, KFP_UNUSED void *w, KFP_UNUSED size_t b
+        KFP_UNUSED const uint64_t *r, KFP_UNUSED void *w, KFP_UNUSED size_t b KFP_STREAM
 
 typedef struct {
     const char *name;
@@ -20,8 +27,10 @@ typedef struct {
     size_t (*space)(const int64_t *n); /* NULL: takes no workspace */
 } kfp_entry;
 
+#ifndef KFP_CUDA
 /* pool.c: what kf's launchers give their pieces of work to. */
 void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context);
 #define KF_PARALLEL_FOR(count, fn, context) kfp_parallel_for(count, fn, context)
+#endif
 
 #endif

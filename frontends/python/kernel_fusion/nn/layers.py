@@ -30,6 +30,20 @@ class Linear(_Activated, torch.nn.Linear):
         return self.call(input, self.weight, self.bias, grads=grads)
 
 
+class PReLU(torch.nn.PReLU):
+    """Of several parameters, those of dimension 1: where that is not the last the input is copied."""
+
+    def forward(self, input: Tensor) -> Any:
+        if self.num_parameters == 1:
+            x, weight = input if input.dim() else input[None], self.weight.expand(input.shape[-1] if input.dim() else 1)
+        elif input.dim() > 1 and input.shape[1] == self.num_parameters:
+            x, weight = input.movedim(1, -1), self.weight
+        else:
+            raise ValueError(f"kf.nn.PReLU: the input has the shape {tuple(input.shape)}, expected {self.num_parameters} in dimension 1")
+        found: Tensor = ops.prelu_bias(x, weight, torch.zeros_like(weight))
+        return found.reshape(input.shape) if self.num_parameters == 1 else found.movedim(-1, 1)
+
+
 class GLU(torch.nn.GLU):
     """PyTorch's: the first half times the sigmoid of the second. The halves are copied apart."""
 

@@ -38,6 +38,22 @@ def _elements(name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[s
 MSELoss: type[torch.nn.MSELoss] = _elements("MSELoss", "mse")
 L1Loss: type[torch.nn.L1Loss] = _elements("L1Loss", "l1")
 HuberLoss: type[torch.nn.HuberLoss] = _elements("HuberLoss", "huber", ("delta",))
+class SmoothL1Loss(torch.nn.SmoothL1Loss):
+    """Huber's loss over beta, the same number; of beta = 0 the L1 loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        only("SmoothL1Loss", reduction=(self.reduction, "none", "mean", "sum"))
+
+    def forward(self, input: Tensor, target: Tensor) -> Any:
+        name = "l1" if self.beta == 0 else "huber"
+        function = getattr(ops, name if self.reduction == "none" else f"{name}_{self.reduction}")
+        more = {} if self.reduction == "none" else {"dim": None}
+        if self.beta == 0:
+            return function(input, target, **more)
+        return function(input, target, delta=float(self.beta), **more) / self.beta
+
+
 BCEWithLogitsLoss: type[torch.nn.BCEWithLogitsLoss] = _elements("BCEWithLogitsLoss", "bce_with_logits", absent=("weight", "pos_weight"))
 KLDivLoss: type[torch.nn.KLDivLoss] = _elements("KLDivLoss", "kl_div", log_target=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.library import Library, register_fake
 
-from kernel_fusion import _library, _table
+from kernel_fusion import _gpu, _library, _table
 from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _shim
 from kernel_fusion.torch._schema import Schema, schema
 
@@ -39,7 +39,7 @@ def _register() -> str | None:
         covered, why = [], str(e)
     for s in schemas:
         if s not in covered:
-            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
     return why
 
 
@@ -62,8 +62,13 @@ def function(op: _table.Op, activation: str) -> Callable[..., Any]:
     """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
     if op.own:
         for s in _define(op):
-            LIBRARY.impl(s.name, _kernels.cpu(s), "CPU")
+            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
     return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
+
+
+def gpu() -> str:
+    """What computes tensors on a GPU, for info()."""
+    return _cuda.why_not() or str(_gpu.library().path)
 
 
 def kernels() -> str:

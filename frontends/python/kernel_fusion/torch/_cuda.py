@@ -1,26 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops do with tensors on a GPU: kernels that are compiled at run time will be called from here. There are none yet, and a call says so."""
+"""What the ops do with tensors on a GPU: kf's kernels on the current stream, workspaces from PyTorch's allocator."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
+from kernel_fusion import _gpu, _plan
 from kernel_fusion._info import cuda_available
+from kernel_fusion.torch import _kernels
+from kernel_fusion.torch._kernels import LAUNCH, Result, plan
 from kernel_fusion.torch._schema import Schema
 
 
-def why_not() -> str:
+def why_not() -> str | None:
+    """Why there are no kernels for tensors on a GPU; None: there are."""
     if not torch.backends.cuda.is_built():
         return "this PyTorch is built without CUDA"
     if not cuda_available():
         return "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
-    return "kf has no GPU kernels in Python yet; its CUDA headers (kf.get_include()) have them"
+    try:
+        _gpu.library()
+    except (ImportError, OSError) as e:
+        return str(e)
+    return None
 
 
-def kernel(s: Schema) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        given = s.sort(args)
-        raise NotImplementedError(f"{s.op.said(given.activation)}: no kernel for tensors on cuda: {why_not()}. Tensors on the CPU are taken: x.cpu()")
+def _refuse(s: Schema, activation: str, why: str) -> NoReturn:
+    raise NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
 
-    return run
+
+def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
+           rng: Tensor | None, device: torch.device) -> None:
+    def space(size: int) -> tuple[Tensor, int]:
+        held = torch.empty(size, dtype=torch.uint8, device=device)
+        return held, held.data_ptr()
+
+    stream = torch.cuda.current_stream(device).cuda_stream
+    _gpu.library().call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
+                        space if s.call.workspace else None, device.index or 0, stream)
+
+
+LAUNCH["cuda"] = launch
+
+
+def kernel(s: Schema) -> Callable[..., Result]:
+    run = _kernels.kernel(s)
+
+    def checked(*args: Any) -> Result:
+        why = None if _gpu.opened() else why_not()
+        if s.op.own:
+            why = why or "ops that a program makes have C kernels alone"
+        if why:
+            given = s.sort(args)
+            plan(s, given, symbolic=False)  # what is wrong with the call is said first
+            _refuse(s, given.activation, why)
+        return run(*args)
+
+    return checked

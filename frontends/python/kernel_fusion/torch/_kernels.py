@@ -82,8 +82,20 @@ def fake(s: Schema) -> Callable[..., Result]:
     return run
 
 
-def cpu(s: Schema) -> Callable[..., Result]:
+# Calls a launcher: of a schema and a plan; addresses, sizes and integers, strides, scalars, rng; on a device.
+Launch = Callable[[Schema, _plan.Plan, list[int | None], list[int], list[int] | None, Sequence[float], Tensor | None, torch.device], None]
+
+
+def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
+         rng: Tensor | None, _: torch.device) -> None:
     """Through ctypes."""
+    _library.of(s.op).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(), s.call.workspace)
+
+
+LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
+
+
+def kernel(s: Schema) -> Callable[..., Result]:
     def run(*args: Any) -> Result:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
@@ -102,9 +114,9 @@ def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], o
     strides |= of_outputs or {}
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
-    rng = None if given.rng is None else given.rng.contiguous()
-    _library.of(s.op).call(made.function, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
-                            s.call.values(given.scalars, s.op.dropout, beta), None if rng is None else rng.data_ptr(), s.call.workspace)
+    device = outputs[0].device
+    LAUNCH[device.type](s, made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
+                        s.call.values(given.scalars, s.op.dropout, beta), None if given.rng is None else given.rng.contiguous(), device)
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf's kernels on a GPU: launchers are in a library of the package (lib/libkf_cuda.so), which needs CUDA's driver alone; a kernel is compiled by
+NVRTC when a launch first asks for it, kept in the user's cache directory, and loaded from there by later processes.
+
+KF_CACHE_DIR   the directory; default: that of the user.
+KF_OFFLINE=1   compiles nothing: what is not in the cache is an error.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kernel_fusion import _info, _nvrtc, _table
+
+PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
+ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
+MAKER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))
+DEVICE_CODES = (7, 8, 9)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
+Space = Callable[[int], tuple[Any, int]]  # bytes -> (what keeps them, their address)
+
+
+@functools.cache
+def _generator() -> str:
+    from kfgen import paths
+
+    return str(paths.digest())
+
+
+@functools.cache
+def _selection() -> Any:
+    from kfgen import spec
+    from kfgen.render import Selection
+
+    return Selection(spec.load())
+
+
+@functools.cache
+def text(function: str) -> str:
+    """All that a function's kernels are compiled from."""
+    from kfgen import source
+
+    return str(source.source(_selection(), function))
+
+
+class Call(threading.local):
+    """What a thread is about to launch."""
+
+    function, device, stream = "", 0, 0
+    error: Exception | None = None
+
+
+class Gpu:
+    """The library of launchers; as _library.Library, of addresses on a GPU."""
+
+    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None):
+        if not path.exists():
+            raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
+                              "KF_WHEEL_CUDA=0; install it again where they are")
+        self.path, self.dll, self.now, self.lock = path, ctypes.CDLL(str(path)), Call(), threading.Lock()
+        self.dll.kfp_run_on.argtypes = ARGUMENTS
+        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
+        self.dll.kfp_find.argtypes = [ctypes.c_char_p]
+        self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
+        for name in ("kfp_error", "kfp_detail"):
+            getattr(self.dll, name).restype = ctypes.c_char_p
+        abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
+        if abi != _table.abi():
+            raise ImportError(f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again")
+        code = self.dll.kfp_open(driver.encode() if driver else None)
+        if code:
+            raise ImportError("no CUDA driver answers (libcuda.so.1)" if code < 0 else f"CUDA's driver does not start: error {code}")
+        self.cubins: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # they live as long as the maker's answers are read
+        self.maker = MAKER(self._make)
+        self.dll.kfp_set_maker(self.maker)
+        self.find = functools.cache(self._find)
+        self.architecture = functools.cache(self._architecture)
+
+    def _find(self, function: str) -> int:
+        found: int = self.dll.kfp_find(function.encode())
+        return found
+
+    def lacks(self, function: str) -> NotImplementedError:
+        return NotImplementedError(f"{function} is not in {self.path.name}: it was built for fewer ops or activations (KF_WHEEL_OPS, "
+                                   "KF_WHEEL_ACTIVATIONS)")
+
+    def _architecture(self, device: int) -> str:
+        """As NVRTC takes it: of 9.0 and what comes after it with the instructions of that generation alone."""
+        number: int = self.dll.kfp_architecture(device)
+        if number < 0:
+            raise RuntimeError(f"CUDA's driver does not say what device {device} is: error {-number}")
+        return f"sm_{number}{'a' if number >= 90 else ''}"
+
+    def call(self, function: str, tensors: Sequence[int | None], sizes: Sequence[int], strides: Sequence[int] | None, scalars: Sequence[float],
+             rng: int | None, space: Space | None, device: int, stream: int) -> None:
+        """As _library.Library.call; rng: the device's own address; space: allocates the workspace, where there may be one."""
+        found = self.find(function)
+        if found < 0:
+            raise self.lacks(function)
+        n = (ctypes.c_int64 * len(sizes))(*sizes)
+        size = self.dll.kfp_space(found, n) if space else 0
+        held, at = space(size) if space and size else (None, 0)
+        d = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
+        s = (ctypes.c_double * len(scalars))(*scalars)
+        now = self.now
+        now.function, now.device, now.stream, now.error = function, device, stream, None
+        code = self.dll.kfp_run_on(device, found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size, stream)
+        del held
+        if now.error is not None:
+            error, now.error = now.error, None
+            raise error
+        if code < 0:
+            raise RuntimeError(f"{function}: CUDA's driver gives no context of device {device}")
+        if code:
+            raise (RuntimeError if code in DEVICE_CODES else ValueError)(f"{self.dll.kfp_error(code).decode()}: {self.dll.kfp_detail().decode()}")
+
+    # ---- kernels
+
+    def _make(self, kernel: bytes, cubin: Any, lowered: Any) -> int:
+        """The loader's question, in the midst of a launch: an exception is kept for the call."""
+        try:
+            image, name = self.made(self.now.function, kernel.decode(), self.architecture(self.now.device))
+            cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
+            return 0
+        except Exception as e:  # C between here and the caller lets none through
+            self.now.error = e
+            return 1
+
+    def made(self, function: str, kernel: str, architecture: str) -> tuple[bytes, bytes]:
+        """(cubin, name in it), from memory, from disk, or by NVRTC."""
+        with self.lock:
+            key = kernel, architecture
+            if key not in self.cubins:
+                path = self.file(function, kernel, architecture)
+                self.cubins[key] = _read(path) or self._compile(function, kernel, architecture, path)
+            return self.cubins[key]
+
+    @staticmethod
+    def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
+        told = repr((function, kernel, architecture, _nvrtc.which(), _generator()))
+        return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
+
+    def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path) -> tuple[bytes, bytes]:
+        if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
+            raise RuntimeError(f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: call it once "
+                               "without, with the same KF_CACHE_DIR")
+        if self.dll.kfp_capturing(self.now.stream):
+            raise RuntimeError(f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
+                               "with these sizes before")
+        found = _nvrtc.compile_kernel(text(function), kernel, architecture)
+        _write(path, found)
+        return found
+
+
+def _read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
+    """The name in the first row, then the cubin."""
+    try:
+        name, _, image = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return (image, name) if image.startswith(b"\x7fELF") else None
+
+
+def _write(path: pathlib.Path, found: tuple[bytes, bytes]) -> None:
+    """In a file beside it, which then gets its name: several processes may do it at the same time. Where nothing can be kept, nothing is."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(found[1] + b"\n" + found[0])
+        os.replace(new, path)
+    with contextlib.suppress(OSError):
+        new.unlink()
+
+
+_lock = threading.Lock()
+_opened: list[Gpu] = []
+
+
+def library() -> Gpu:
+    """The launchers, opened at the first call."""
+    if not _opened:
+        with _lock:
+            if not _opened:
+                _opened.append(Gpu())
+    return _opened[0]
+
+
+def opened() -> bool:
+    return bool(_opened)

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kf's launchers ask of CUDA's driver, as a library gets it that starts where there is none; and where their kernels come from (loader.cpp). */
+#ifndef KF_NATIVE_LOADER_H
+#define KF_NATIVE_LOADER_H
+
+#include <cuda.h>
+
+#include "packed.h"
+#ifndef KFP_CUDA
+#error "kf: all files of this library are compiled with -DKFP_CUDA: their functions take a stream"
+#endif
+
+/* The driver's functions by their names; NULL before kfp_open. */
+#define KFP_DRIVER(do)                                                                                                                     \
+    do(cuLaunchKernelEx) do(cuFuncSetAttribute) do(cuFuncGetAttribute) do(cuCtxGetDevice) do(cuDeviceGetAttribute) do(cuDeviceGetCount)    \
+        do(cuStreamIsCapturing) do(cuGetErrorString) do(cuInit) do(cuDeviceGet) do(cuDevicePrimaryCtxRetain) do(cuCtxGetCurrent)           \
+            do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction)
+#if CUDA_VERSION >= 12080
+#define KFP_LATER(do) do(cuStreamGetDevice)
+#else
+#define KFP_LATER(do)
+#endif
+
+typedef struct {
+#define KFP_MEMBER(function) decltype(&function) of_##function;
+    KFP_DRIVER(KFP_MEMBER)
+    KFP_LATER(KFP_MEMBER)
+#undef KFP_MEMBER
+} kfp_driver_functions;
+extern "C" kfp_driver_functions kfp_driver;
+extern "C" CUresult kfp_load(const char *name, CUfunction *function);
+
+#define KF_DRIVER_CALL(function) kfp_driver.of_##function
+#define KF_LOAD_KERNEL(name, function) kfp_load(name, function)
+
+#endif

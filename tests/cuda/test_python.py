@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.ops over PyTorch's tensors on a GPU: values and gradients of every op against the user's own formula in float64; dropout's mask is the CPU's, a
+graph draws anew, streams and threads, torch.compile; what a second process finds on disk."""
+
+import threading
+
+import kfpython
+import pytest
+import pytorch
+
+torch = pytorch.load()
+
+import torchops  # noqa: E402
+from torchops import TOLERANCE, case, close, ids  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
+each = pytest.mark.parametrize("f", torchops.PLAIN, ids=ids)
+
+
+@pytest.fixture(scope="module")
+def kf():
+    kfpython.use()
+    import kernel_fusion
+
+    return kernel_fusion
+
+
+def on_gpu(c):
+    """A case's tensors, on the GPU."""
+    for name, t in c.tensors.items():
+        c.tensors[name] = t.detach().cuda().requires_grad_(t.requires_grad)
+    return c
+
+
+@each
+def test_values_and_gradients(kf, f):
+    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)):
+        want, given = case(f, dtype).reference()
+        c = on_gpu(case(f, dtype))
+        got = torchops.results(c.call(kf))
+        for i, (g, w) in enumerate(zip(got, want)):
+            assert g.is_cuda
+            close(g.cpu(), w, TOLERANCE[dtype], f"{ids(f)} {dtype} result {i}")
+        pairs = [(g, w) for g, w in zip(got, want) if g.is_floating_point() and g.requires_grad]
+        ups = [torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(g.dtype) for g, w in pairs]
+        mine = torch.autograd.grad([g for g, _ in pairs], [c.tensors[n] for n in c.wanted], [u.cuda() for u in ups])
+        theirs = torch.autograd.grad([w for _, w in pairs], [given[n] for n in c.wanted], [u.double() for u in ups])
+        for name, m, t in zip(c.wanted, mine, theirs):
+            assert m.is_cuda and m.dtype == c.tensors[name].dtype
+            close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+
+
+def test_rows_apart(kf):
+    """Rows of a wider matrix, as they lie: the same bits as of a copy, and none is made."""
+    kf_copies = dict(kf.info()["copies"])
+    wide = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
+    assert torch.equal(kf.ops.layer_norm(wide[:, 100:900]), kf.ops.layer_norm(wide[:, 100:900].contiguous()))
+    assert kf.info()["copies"] == kf_copies
+
+
+def test_dropout(kf):
+    """The mask is the one of the CPU, by seed and offset that lie on the device; it follows manual_seed, and a graph draws anew."""
+    x = torch.rand(10000) + 1
+    assert torch.equal(kf.ops.dropout(x.cuda(), p=0.3, rng=(5, 6)).cpu() == 0, kf.ops.dropout(x, p=0.3, rng=(5, 6)) == 0)
+    x, found = x.cuda(), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(kf.ops.dropout(x, p=0.3))
+    assert torch.equal(*found)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = kf.ops.dropout(x, p=0.3)
+    drawn = []
+    for _ in range(2):
+        graph.replay()
+        drawn.append(y.clone())
+    assert not torch.equal(*drawn) and all(0.25 < (d == 0).float().mean() < 0.35 for d in drawn)
+
+
+IN_A_GRAPH = """
+import torch, kernel_fusion as kf
+x = torch.ones(3, 5, device="cuda")
+kf.ops.relu(x)
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kf.ops.bias_relu(x, x[0])
+except RuntimeError as e:
+    print(e)
+print(kf.ops.bias_relu(x, x[0]).sum().item())
+"""
+
+
+def test_nothing_is_compiled_in_a_graph(kf, tmp_path):
+    said = kfpython.python(IN_A_GRAPH, KF_CACHE_DIR=str(tmp_path))
+    assert "kf_bias_relu_f32: its kernel kfk_bias_f32<" in said and "is not compiled yet, and the stream is being captured" in said
+    assert said.endswith("30.0")
+
+
+def test_streams_and_threads(kf):
+    """Calls on a stream that is behind do not read what another one has not written; threads of their own have the device's context."""
+    x, side = torch.randn(1 << 22, device="cuda"), torch.cuda.Stream()
+    want, found = kf.ops.gelu(x * 2), []
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        y = x * 2
+        found.append(kf.ops.gelu(y))
+    side.synchronize()
+
+    def work():
+        with torch.cuda.stream(side):
+            found.append(kf.ops.gelu(x * 2))
+            side.synchronize()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(found) == 5 and all(torch.equal(f, want) for f in found)
+
+
+@pytest.mark.parametrize("f", torchops.few_of_each_family(), ids=ids)
+def test_opcheck(kf, f):
+    c = case(f, "f32")
+    shaped = on_gpu(c)
+    calls = []
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "kf":
+                calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
+            return function(*args, **(kwargs or {}))
+
+    with Recorder():
+        [t for t in torchops.results(shaped.call(kf)) if t.requires_grad][0].sum().backward()
+    assert len(calls) == 2
+    for function, args in calls:
+        torch.library.opcheck(function, args)
+
+
+def test_compile(kf):
+    compiled = torch.compile(lambda x, w: kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w), fullgraph=True)
+    x, w = torch.randn(64, 256, device="cuda", requires_grad=True), torch.randn(256, device="cuda", requires_grad=True)
+    got, want = compiled(x, w), kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w)
+    close(got, want, 1e-5)
+    for g, t in zip(torch.autograd.grad(got.sum(), [x, w]), torch.autograd.grad(want.sum(), [x, w])):
+        close(g, t, 1e-4)
+
+
+def test_another_process_compiles_nothing(kf):
+    script = "import torch, kernel_fusion as kf\nx = torch.ones(3, 5, device='cuda')\nprint(kf.ops.bias_relu(x, x[0]).sum().item())"
+    assert kfpython.python(script) == kfpython.python(script, KF_OFFLINE="1") == "30.0"
+
+
+def test_errors(kf):
+    x = torch.randn(4, 8, device="cuda")
+    with pytest.raises(ValueError, match="bias is on cpu, the others on cuda"):
+        kf.ops.bias_relu(x, torch.zeros(8))
+    with pytest.raises(ValueError, match="kf.bias_relu: bias has the shape"):
+        kf.ops.bias_relu(x, x[0, :7])
+    f = kf.fuse("x * x", x="elem")
+    with pytest.raises(NotImplementedError, match="no kernel for tensors on cuda: ops that a program makes"):
+        f(x)

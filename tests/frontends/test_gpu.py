@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library of CUDA launchers and the kernels that it is given, over a driver that computes nothing (fake_libcuda.cpp): which kernels are
+asked for, that NVRTC compiles them once, what is kept on disk, and what is said where something is missing. tests/cuda/test_python.py has numbers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import kflib
+import kfpython
+import pytest
+import toolkit
+
+pytestmark = pytest.mark.skipif(not toolkit.include() or not toolkit.nvrtc(), reason="no CUDA headers, or no NVRTC")
+
+SCRIPT = """
+import ctypes, json, os, sys
+STREAM = 0x5000
+from kernel_fusion import _gpu
+g = _gpu.Gpu(driver=sys.argv[1])
+memory = ctypes.create_string_buffer(1 << 20)
+at = -(-ctypes.addressof(memory) // 4096) * 4096
+def call(function, tensors, sizes, scalars=(), rng=None):
+    try:
+        there = [None if t is None else at + 65536 * t for t in tensors]
+        g.call(function, there, sizes, None, scalars, rng and at, lambda n: (None, at + 65536 * 14), 0, STREAM)
+        return "ok"
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+print(json.dumps([call(*c) for c in json.loads(sys.argv[2])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-std=c++17", "-isystem", str(toolkit.include()), str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+                    "-o", str(path)], check=True)
+    return path
+
+
+def calls(driver, cache, *found, **environment):
+    """([what each call gave], [the kernels that were launched, with their blocks]) of a new process."""
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(driver), json.dumps(found)], capture_output=True, text=True,
+                          env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr.splitlines()
+
+
+ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
+
+
+def ready(f):
+    """The arguments of a call of a manifest's function, all tensors apart."""
+    tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
+    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8))}
+    scalars = [a.get("default") or 0.5 for a in f["arguments"] if a["role"] in ("scalar", "act_scalar", "beta", "probability")]
+    integers = [0 for a in f["arguments"] if a["role"] == "integer"]
+    return f["name"], list(range(len(tensors))), [*sizes.values(), *integers], scalars, f["dropout"]
+
+
+def test_kernels_are_the_launchers_own(driver, tmp_path):
+    """Of every op and direction of the package: what is launched is one of the kernels that the manifest lists for the function."""
+    kfpython.use()
+    from kfgen import packed, packed_cuda
+
+    named = {name: f for name, f in packed_cuda.functions(kflib.manifest())}
+    chosen = {(f["op"], f["bwd"]): f for f in packed.functions(kflib.manifest())
+              if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu") and any(o == _stem(f) for o in kfpython.OPS) and f["name"] in named}
+    assert len(chosen) > 20
+    given = [ready(f) for f in chosen.values()]
+    said, launched = calls(driver, tmp_path, *given)
+    assert not [(g[0], s) for g, s in zip(given, said) if s != "ok"]
+    kernels = {k.partition("<")[0] for f in chosen.values() for stage in named[f["name"]]["stages"] for k in stage}
+    seen = {re.match(r"_Z\d+(kfk_\w+?)(?:I\w|\b)", line)[1] for line in launched}
+    assert len(launched) >= len(chosen) and seen <= kernels and all(line.endswith(" on 0x5000") for line in launched)
+
+
+def _stem(f):
+    return f["header"].rsplit("/", 1)[-1]
+
+
+def test_compiled_once_and_kept(driver, tmp_path):
+    said, launched = calls(driver, tmp_path, ADD, ADD)
+    assert said == ["ok", "ok"] and len(launched) == 2 and launched[0] == launched[1]
+    [kept] = tmp_path.iterdir()
+    assert re.fullmatch(r"kfk_bias_f32-sm_90a-[0-9a-f]{24}\.cubin", kept.name)
+    before = kept.read_bytes()
+    assert calls(driver, tmp_path, ADD, KF_OFFLINE="1", CUDA_HOME="/nowhere") == (["ok"], launched[:1])
+    kept.write_bytes(b"not a cubin")
+    assert calls(driver, tmp_path, ADD)[0] == ["ok"] and kept.read_bytes()[:9] == before[:9] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_offline(driver, tmp_path):
+    [said], launched = calls(driver, tmp_path, ADD, KF_OFFLINE="1")
+    assert re.match(r"RuntimeError: kf_bias_gelu_f32: its kernel kfk_bias_f32<.*> for sm_90a is not in .*KF_OFFLINE", said) and not launched
+
+
+def test_errors(driver, tmp_path):
+    name, tensors, sizes = ADD
+    said, launched = calls(driver, tmp_path, (name, [None, 1, 2], sizes), (name, tensors, [-1, 128]), ("kf_mish_f32", [0, 1], [4]))
+    assert said[0].startswith("ValueError: a required pointer is NULL: kf_bias_gelu_f32: x is NULL")
+    assert said[1].startswith("ValueError: a size is negative") and "kf_bias_gelu_f32: rows is -1" in said[1]
+    assert said[2].startswith("NotImplementedError: kf_mish_f32 is not in libkf_cuda.so: it was built for fewer") and not launched
+
+
+def test_no_driver(tmp_path):
+    script = "from kernel_fusion import _gpu\ntry:\n    _gpu.Gpu(driver='/nowhere/libcuda.so.1')\nexcept ImportError as e:\n    print(e)"
+    assert kfpython.python(script) == "no CUDA driver answers (libcuda.so.1)"
+
+
+def test_what_does_not_compile_is_said():
+    kfpython.use()
+    from kernel_fusion import _nvrtc
+
+    with pytest.raises(RuntimeError, match=r"does not compile kernel<1> for sm_90a:\n(.|\n)*nonsense"):
+        _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { nonsense; }", "kernel<1>", "sm_90a")
+    cubin, name = _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { *p = n; }", "kernel<1>", "sm_90a")
+    assert cubin.startswith(b"\x7fELF") and name in cubin

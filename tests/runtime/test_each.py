@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kfgen runtime --each`: a header for each op, in programs of several files, in C and in C++, and all of them together."""
+
+import subprocess
+
+import cases
+import kflib
+import pytest
+from kfgen import cli, manifest, runtime
+from kfgen import spec as specs
+from kfgen.render import Selection
+
+ONE = """#define KF_RUNTIME_IMPLEMENTATION
+#include <kf/runtime/add.h>
+#include <kf/runtime/layer_norm.h>
+"""
+OTHER = """#include <kf/runtime/layer_norm.h>
+#include <kf/runtime/add.h>
+#include <stdio.h>
+int main(void)
+{
+    float a[] = {1, -2, 3}, b[] = {1, 1, 1}, out[3];
+    const int64_t shape[] = {1, 3};
+    const kf_tensor_desc_t row = {shape, NULL, 2, KF_DTYPE_FLOAT32, 0, 0};
+    const kf_memory_desc_t of_a = {a, sizeof a, 0}, of_b = {b, sizeof b, 0}, of_out = {out, sizeof out, 0};
+    kf_context_t *const ctx = kf_context_create(-1);
+    kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &row), *const y = kf_tensor_create_from_memory(ctx, &of_b, &row);
+    kf_tensor_t *const z = kf_tensor_create_from_memory(ctx, &of_out, &row);
+    kf_result_t result = kf_fused_elementwise_add_activation(ctx, x, y, z, KF_ACTIVATION_RELU, NULL);
+    printf("%d %g %g %g", result, out[0], out[1], out[2]);
+    result = kf_fused_layer_norm(ctx, z, NULL, NULL, x, NULL, NULL, 0.5, NULL);
+    printf(" %d %g %g %d\\n", result, a[0] + a[2], a[1], kf_op_count());
+    return kf_tensor_destroy(x) || kf_tensor_destroy(y) || kf_tensor_destroy(z) || kf_context_destroy(ctx);
+}
+"""
+CHOSEN = ["--ops", "add,layer_norm", "--dtypes", "f32", "--activations", "none,relu"]
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory):
+    out = tmp_path_factory.mktemp("each")
+    assert cli.main(["runtime", "--each", *CHOSEN, "-o", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++", "clang -std=c11"]))
+def test_two_headers_in_two_files(headers, compiler, tmp_path):
+    assert sorted(p.name for p in (headers / "kf/runtime").iterdir()) == ["add.h", "all.h", "layer_norm.h"]
+    objects = []
+    for name, text in (("one", ONE), ("other", OTHER)):
+        (tmp_path / f"{name}.c").write_text(text)
+        include = [f"-I{headers}", *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d))]
+        subprocess.run([*compiler.split(), "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", *include, "-c", tmp_path / f"{name}.c",
+                        "-o", tmp_path / f"{name}.o"], check=True)
+        objects.append(tmp_path / f"{name}.o")
+    subprocess.run([compiler.split()[0], *objects, "-o", tmp_path / "program", "-lm"], check=True)
+    said = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True).stdout
+    assert said == "0 2 0 4 0 1.1239 -1.1239 8\n"
+
+
+def test_every_op_has_a_header():
+    """What one header for all has, each once, and all.h has them all; no name is one of kf's own headers."""
+    everything = kflib.manifest()
+    found, whole = runtime.each(everything), runtime.render(everything, "ops.h")
+    ops = {f["op"] for f in everything["functions"] if f["axes"]}
+    assert len(found) == len(ops) + 1 and all(f'#include "{name}"' in found[runtime.ALL] for name in found if name != runtime.ALL)
+    declared = [line for text in found.values() for line in text.splitlines() if line.startswith("kf_result_t kf_fused_") and line.endswith(";")]
+    assert sorted(declared) == sorted(line for line in whole.splitlines() if line.startswith("kf_result_t kf_fused_") and line.endswith(";"))
+    inline = [line for text in found.values() for line in text.splitlines() if line.startswith("static inline kf_result_t kf_fused_")]
+    assert sorted(inline) == sorted(line for line in whole.splitlines() if line.startswith("static inline kf_result_t kf_fused_"))
+
+
+def test_a_name_of_kf_s_own_is_refused(tmp_path, capsys):
+    spec = tmp_path / "own.toml"
+    spec.write_text('[op.copy]\nbrief = "x"\noperands = { x = "elem" }\nexpr = "x * 1"\nref = "x * 1"\n')
+    assert cli.main(["runtime", "--each", "--spec", str(spec), "--ops", "add", "-o", str(tmp_path)]) == 1
+    assert "--each: kf/runtime/copy.h is a header of kf's own: rename the op, or leave it out with --ops" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="kf/runtime/copy.h is a header of kf's own"):
+        runtime.each(manifest.build(Selection(specs.load([str(spec)]), ["add"]), "own"))
