@@ -110,7 +110,7 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
 #pragma unroll 1
             for (int vector = 0; vector < kfi_ring_vectors<products>(); ++vector) {
                 kfi_gemm_cell cell;
-                if (!kfi_ring_find<tile, products, 0>(&cell, slab, vector, at, g)) continue;
+                if (!kfi_ring_find<tile, products>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float acc[products][8];
 #pragma unroll
                 for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], ring, cell, p);

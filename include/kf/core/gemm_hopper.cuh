@@ -226,23 +226,18 @@ template <int tile, int products> KFI_DEVICE void kfi_ring_put(float (*sums)[kfi
 }
 // Vectors of a lane, of 8 elements.
 template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
-// Whether all results of a tile are there, and vectors may be whole: for all threads the same.
-template <int tile, int products> KFI_DEVICE bool kfi_ring_full(const kfi_gemm_at &at, const kfi_gemm &g)
-{
-    return g.wide && g.rows - at.row >= kfi_tile_rows(tile) && g.cols - at.col >= kfi_tile_cols(tile) / products;
-}
-// full: nothing is asked. Else false where there is nothing.
-template <int tile, int products, int full>
+// left is not positive where there is nothing.
+template <int tile, int products>
 KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
 {
     constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products, in_row = wide / 8;
     const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 8;
     cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + row;
     cell->col = at.col + number % across * wide + col;
-    cell->left = full ? 8 : g.cols - cell->col;
-    cell->whole = full || (g.wide && cell->left >= 8);
+    cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
+    cell->whole = g.wide && cell->left >= 8;
     cell->at = row * KFI_RING_PITCH + col;
-    return full || (cell->row < g.rows && cell->left > 0);
+    return cell->left > 0;
 }
 template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
 {
@@ -258,7 +253,7 @@ KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi
 #pragma unroll 1
         for (int turn = 0; turn < kfi_ring_vectors<products>(); ++turn) {
             kfi_gemm_cell cell;
-            if (!kfi_ring_find<tile, products, 0>(&cell, number, turn, at, g)) continue;
+            if (!kfi_ring_find<tile, products>(&cell, number, turn, at, g)) continue;
             alignas(16) float values[8];
 #pragma unroll
             for (int p = 0; p < products; ++p) {

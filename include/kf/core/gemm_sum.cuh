@@ -212,7 +212,7 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 #pragma unroll 1
             for (int vector = 0; vector < kfi_ring_vectors<1>(); ++vector) {
                 kfi_gemm_cell cell;
-                if (!kfi_ring_find<tile, 1, 0>(&cell, slab, vector, at, g)) continue;
+                if (!kfi_ring_find<tile, 1>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float values[8];
                 kfi_ring_take<1>(values, ring, cell, 0);
                 kfi_gemm_keep<of, 8>(values, cell, at.matrix, t);
