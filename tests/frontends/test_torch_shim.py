@@ -36,7 +36,7 @@ def kernels(kf):
 
     assert own.WHY_NO_SHIM is None
     found = [schema(op, backward) for op in _table.ops().values() for backward in ((False, True) if op.backward else (False,))]
-    return {f"kf::{s.name}": _kernels.cpu(s) for s in found}
+    return {f"kf::{s.name}": _kernels.kernel(s) for s in found}
 
 
 def strided(t):
