@@ -120,18 +120,7 @@ def test_streams_and_threads(kf):
 
 @pytest.mark.parametrize("f", torchops.few_of_each_family(), ids=ids)
 def test_opcheck(kf, f):
-    c = case(f, "f32")
-    shaped = on_gpu(c)
-    calls = []
-
-    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.namespace == "kf":
-                calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
-            return function(*args, **(kwargs or {}))
-
-    with Recorder():
-        [t for t in torchops.results(shaped.call(kf)) if t.requires_grad][0].sum().backward()
+    _, calls = torchops.recorded(kf, f, place=on_gpu)
     assert len(calls) == 2
     for function, args in calls:
         torch.library.opcheck(function, args)

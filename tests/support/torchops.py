@@ -128,8 +128,8 @@ def few_of_each_family():
     return list({f["family"]: f for f in reversed(few(PLAIN)) if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")}.values())
 
 
-def recorded(kf, f, dtype="f32"):
-    """(a case, [(op, arguments)] of the calls that its two directions make)."""
+def recorded(kf, f, dtype="f32", place=lambda c: c):
+    """(a case, [(op, arguments)] of the calls that its two directions make). place: moves a case's tensors to a device."""
     calls = []
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
@@ -138,11 +138,11 @@ def recorded(kf, f, dtype="f32"):
                 calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
             return function(*args, **(kwargs or {}))
 
-    c = case(f, dtype)
+    c = place(case(f, dtype))
     with Recorder():
         torch.manual_seed(0)
         found = [r for r in results(c.call(kf)) if r.requires_grad]
-        sum((r * torch.randn(r.shape).to(r.dtype)).sum() for r in found).backward()
+        sum((r * torch.randn(r.shape).to(r)).sum() for r in found).backward()
     return c, calls
 
 
