@@ -98,10 +98,17 @@ template <int wide, int layout, int products> KFI_DEVICE kfi_few kfi_few_begin(c
         }
         kfi_mbar_made();
     }
+    const int first = maps.stages < f.count ? maps.stages : f.count; // loaded before anybody waits for anybody
+#ifdef KF_EARLY_WEIGHTS
+    if (threadIdx.x == KFI_FEW_MULTIPLY)
+        for (int i = 0; i < first; ++i) kfi_few_load_right<wide, layout, products>(f, at, i, i, maps);
+#endif
     kfi_begin();
-    if (threadIdx.x == KFI_FEW_MULTIPLY) { // what there is room for, before anybody waits for anybody
-        for (int i = 0; i < maps.stages && i < f.count; ++i) {
+    if (threadIdx.x == KFI_FEW_MULTIPLY) {
+        for (int i = 0; i < first; ++i) {
+#ifndef KF_EARLY_WEIGHTS
             kfi_few_load_right<wide, layout, products>(f, at, i, i, maps);
+#endif
             kfi_few_load_left<wide, layout>(f, at, i, i, maps);
         }
     }
