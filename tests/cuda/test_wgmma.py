@@ -30,7 +30,8 @@ def build():
     header = BUILD / "cuda/threads.h"
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
-    return kflib.build("cuda", [*FUNCTIONS, *(f for f in [PLAIN] if f not in FUNCTIONS)], BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
+    functions = [*FUNCTIONS, *(f for f in [PLAIN] if f not in FUNCTIONS)]
+    return kflib.build("cuda", functions, BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
 
 
 @pytest.fixture(scope="module")
