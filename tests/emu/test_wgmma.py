@@ -48,7 +48,7 @@ SEEDED_FEW = {
     "a stage of few rows is filled while it is read": (FEW, r"kfi_mbar_wait\(f\.empty \+ 8 \* stage, phase\);", ""),
     "a stage of few rows is given back before its product": (
         FEW, r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);", "if (tells) kfi_mbar_arrive(f.empty + 8 * stage);"),
-    "fewer bytes of few rows than come": (FEW, r"kfi_mbar_expect\(bar, kfi_few_stage", "kfi_mbar_expect(bar, 128 * products + 0 * kfi_few_stage"),
+    "fewer bytes of few rows than come": (FEW, r"kfi_few_right\(\) \+ maps\.left_bytes", "kfi_few_right()"),
     "no fence before a product of few rows": (FEW, r"kfi_wgmma_fence\(\);", ""),
     "sums of few rows before they are there": (FEW, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
     "the first product of few rows adds": (FEW, r"i > 0 \|\| q > 0", "true"),

@@ -47,14 +47,15 @@ struct kfi_few {
     int begin, count;                   // stages of the depth
 };
 
-// One stage's box of the right factor, or of those of two products; and of the left one.
+// One stage's box of the right factor, or of those of two products; and of the left one, of as many rows as there are: what a box has outside of its
+// tensor costs more than what it has inside. Sums of rows that are not there are of what there happened to be, and nobody takes them.
 template <int wide, int layout, int products>
 KFI_DEVICE void kfi_few_load_right(const kfi_few &f, const kfi_gemm_at &at, int i, int stage, const kfi_gemm_maps &maps)
 {
     static_assert(products == 1 || !(layout & KFI_B_TRANSPOSED), "kf: 32 columns of a product do not fill 128 bytes");
     const unsigned to = f.stages + stage * kfi_few_stage(wide, layout), bar = f.full + 8 * stage;
     const int depth = (f.begin + i) * KFI_RING_DEPTH;
-    kfi_mbar_expect(bar, kfi_few_stage(wide, layout));
+    kfi_mbar_expect(bar, kfi_few_right() + maps.left_bytes);
 #pragma unroll
     for (int p = 0; p < products; ++p) {
         const int of = (int)at.matrix * maps.turns_b[p];

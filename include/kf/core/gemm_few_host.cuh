@@ -17,16 +17,22 @@ KF_FN bool kfi_gemm_by_few(const kfi_gemm_sizes &s, int layout)
     return s.bytes == 2 && s.whole && s.mma && s.rows <= KFI_FEW_ROWS && s.depth > 0 && (s.products == 1 || !(layout & KFI_B_TRANSPOSED));
 }
 KF_FN int kfi_few_wide(const kfi_gemm_sizes &s) { return s.rows <= 16 ? 16 : KFI_FEW_ROWS; }
+KF_FN KFI_SMALL int kfi_few_left_bytes(const kfi_gemm_sizes &s, int layout)
+{
+    return (layout & KFI_A_TRANSPOSED ? 64 : (int)s.rows) * KFI_RING_DEPTH * 2;
+}
 
 // How many blocks share a depth (1 << share_bits), and how many an SM has at a time: those that fill the device best at one time, or
-// three an SM where there are more than that. Not of the number of rows.
+// three an SM where there are more than that. Not of the number of rows. early: the launch may begin while the kernel before it ends; where
+// SMs have two or three blocks at one time, it would be unevenly many, and only weights that are read at once make up for that.
 struct kfi_few_choice {
     int share_bits, blocks;
+    bool early;
 };
 KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
 {
     const kf_i64 tiles = s.matrices * kfi_ceil(s.cols, 64 / s.products);
-    kfi_few_choice best = {0, KFI_FEW_BLOCKS};
+    kfi_few_choice best = {0, KFI_FEW_BLOCKS, true};
     kf_i64 used = 0, of = 1;
     for (int bits = 0; bits <= 2 && (bits == 0 || s.depth >= 512 << bits); ++bits) {
         for (int blocks = 1; blocks <= KFI_FEW_BLOCKS; ++blocks) {
@@ -35,11 +41,14 @@ KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
             if ((tiles << bits) * of > used * room) {
                 used = tiles << bits;
                 of = room;
-                best = {bits, blocks};
+                best = {bits, blocks, blocks == 1};
             }
             break;
         }
     }
+#ifdef KF_EARLY_WEIGHTS
+    best.early = true;
+#endif
     return best;
 }
 // Of a ring, for so many blocks an SM, which has 228 KB and keeps 1 KB for each.
@@ -58,10 +67,11 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_few(const kfi_name *name, const void
                                                 cudaStream_t stream)
 {
     maps->share_bits = choice.share_bits;
+    maps->left_bytes = kfi_few_left_bytes(s, layout);
     maps->stages = kfi_few_stages(kfi_few_wide(s), layout, choice.blocks);
     const unsigned share = 1u << choice.share_bits;
     return kfi_launch(name, kernel, dim3((unsigned)(g.col_tiles * s.matrices) * share), (unsigned)kfi_tile_threads(KFI_TILE_FEW), args,
-                      stream, choice.blocks == 1, kfi_few_shared(kfi_few_wide(s), layout, maps->stages), share);
+                      stream, choice.early, kfi_few_shared(kfi_few_wide(s), layout, maps->stages), share);
 }
 #endif
 

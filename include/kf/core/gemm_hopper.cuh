@@ -31,7 +31,8 @@ struct kfi_gemm_maps {
     kfi_tensor_map a[2], b[2];
     int turns_a[2], turns_b[2], terms;
     unsigned units;         // tiles of all matrices and splits
-    int stages, share_bits; // gemm_few.cuh: of a ring, 2 at least; 2^share_bits blocks share a depth
+    // gemm_few.cuh: of a ring, 2 at least; bytes of the left factor in each; 2^share_bits blocks share a depth
+    int stages, left_bytes, share_bits;
 };
 
 // Where there are no such instructions the code is empty. Host code sees it by how many threads the kernel may have.

@@ -128,7 +128,7 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
 {
     const bool few = kfi_gemm_by_few(s, op.layout);
     if ((!few && !kfi_gemm_by_wgmma(s)) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
-    const int tile = few ? KFI_TILE_FEW : KFI_TILE_TURNS, rows = few ? kfi_few_wide(s) : kfi_tile_rows(tile);
+    const int tile = few ? KFI_TILE_FEW : KFI_TILE_TURNS, rows = few ? (int)s.rows : kfi_tile_rows(tile);
     const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s);
     if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
     if (few) {
