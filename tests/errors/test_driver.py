@@ -86,6 +86,8 @@ def test_the_record_has_something_of_everything(both):
     assert any(one.grid[1] > 1 for one in seen) and any(not one.early for one in seen)
     for word in ("early", "cluster", "raised"):
         assert any(getattr(one, word) for one in seen) != late, word
+    for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
+        assert any(word in one.name() for one in seen) == (driver.log.architecture == 900), word
 
 
 def test_the_workspace_is_enough_for_any_device(driver):
@@ -104,7 +106,19 @@ def device(driver):
     for one in driver.log.of:
         one.parameters = 0
     yield driver
-    driver.log.loaded = driver.log.launched = driver.log.current = driver.log.own = driver.log.capturing = 0
+    driver.log.loaded = driver.log.launched = driver.log.threads = driver.log.current = driver.log.own = driver.log.capturing = 0
+
+
+def test_kernels_without_wgmma(device):
+    """What a loader compiles for sm_90 is empty there, and may have a warp's threads."""
+    products = [f for f in FUNCTIONS if f["family"] == "gemm" and f["dtypes"][0] == "bf16"]
+    assert products
+    for threads in (32, 0):
+        device.log.threads, found = threads, set()
+        for f in products:
+            for _, call in calls(device, f):
+                found |= {one.kernel.decode() for one in launches(device, f, call)}
+        assert any("_wgmma<" in name or "_few<" in name for name in found) == (threads == 0)
 
 
 @pytest.mark.parametrize(("status", "code"), [(NOT_FOUND, NO_KERNEL_IMAGE), (209, NO_KERNEL_IMAGE), (NO_CONTEXT, CUDA)])
