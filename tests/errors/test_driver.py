@@ -32,7 +32,12 @@ def both(request, driver):
     return recorded.build(FUNCTIONS, BUILD, request.param, PARTS), driver
 
 
+PRODUCTS = [(2, 3, 1, 5), (1, 64, 1024, 4096), (3, 8, 24, 16), (1, 130, 136, 72), (1, 4096, 4096, 512), (1, 70, 37, 2500)]
+
+
 def shapes(f):
+    if f["family"] == "gemm":
+        return PRODUCTS
     if f["family"] == "row":
         return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])]
     return [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)] if f["family"] == "reduce" else cases.of_form(f, SHAPES)
@@ -84,7 +89,8 @@ def test_the_record_has_something_of_everything(both):
     assert all(one.stream == STREAM and all(any(b) for b in one.arguments()[:1]) for one in seen)
     late = driver.log.architecture < 900
     assert any(one.grid[1] > 1 for one in seen) and any(not one.early for one in seen)
-    for word in ("early", "cluster", "raised"):
+    assert any(one.raised for one in seen)  # by products on any device, by clusters of rows from 9.0 on
+    for word in ("early", "cluster"):
         assert any(getattr(one, word) for one in seen) != late, word
     for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
         assert any(word in one.name() for one in seen) == (driver.log.architecture == 900), word
