@@ -2,7 +2,7 @@
 // kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
-// [rings or few]
+// [rings, few or halves]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -81,6 +81,20 @@ template <int type, int layout, int products> static bool run_few(const by_wgmma
     return true;
 }
 
+static bool run_halves(const by_wgmma &c, kf_result_t *result)
+{
+    kfi_gemm_maps maps;
+    kfi_gemm_side a = c.a, b = c.b;
+    kf_i64 a_matrix = c.a_matrices[0], b_matrix = c.b_matrices[0];
+    void *args[] = {&a, &b, &a_matrix, &b_matrix, c.e, c.g, &maps};
+    const kfi_name name = {"product", ""};
+    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, 0, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices);
+    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<0>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
+                         kfi_halves_shared());
+    return true;
+}
+
 template <int type, int tile, int layout, int products, int how> static bool run(const problem &p)
 {
     typedef typename of_type<type>::stored stored;
@@ -104,7 +118,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
     const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
+    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW && tile != KFI_TILE_HALVES) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -128,6 +142,8 @@ template <int type, int tile, int layout, int products, int how> static bool run
         if (!run_ring<type, layout, products>(call, choice.splits, &result)) return false;
     } else if constexpr (tile == KFI_TILE_FEW) {
         if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
+    } else if constexpr (tile == KFI_TILE_HALVES) {
+        if (!run_halves(call, &result)) return false;
     } else {
         const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
@@ -205,6 +221,9 @@ static bool (*const RINGS[])(const problem &) = {ALL_RINGS(KFI_OF_BF16, 1), ALL_
 static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(KFI_OF_F16, 1), ALL_FEW(KFI_OF_BF16, 2),
                                                run<KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE>, run<KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE>};
 
+// Floats by wgmma.
+static bool (*const HALVES[])(const problem &) = {run<KFI_OF_F32, KFI_TILE_HALVES, 0, 1, KFI_WHOLE>};
+
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
 {
@@ -259,9 +278,9 @@ static bool picks_few()
 
 int main(int count, char **words)
 {
-    const bool few = count > 3 && words[3][0] == 'f', rings = count > 3;
+    const bool few = count > 3 && words[3][0] == 'f', halves = count > 3 && words[3][0] == 'h', rings = count > 3;
     const int cases = count > 1 ? std::atoi(words[1]) : 64,
-              kernels = (int)(few ? sizeof FEW / sizeof *FEW : rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
+              kernels = (int)(halves ? sizeof HALVES / sizeof *HALVES : few ? sizeof FEW / sizeof *FEW : rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
     if (!picks() || !picks_few()) return 1;
@@ -284,7 +303,7 @@ int main(int count, char **words)
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
         if (few) p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
-        if (!(few ? FEW : rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
+        if (!(halves ? HALVES : few ? FEW : rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {
         std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);
