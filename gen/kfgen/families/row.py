@@ -10,13 +10,18 @@ from kfgen.families.family import one_broadcast, wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.row_c import RowC
 from kfgen.families.row_cuda import RowCuda
+from kfgen.families.row_strip import StripCuda
 from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
 
 
 class RowKernel(RowsKernel):
     @functools.cached_property
     def cuda(self):
-        return RowCuda(self)
+        return StripCuda(self) if self.shared_out else RowCuda(self)
+
+    @functools.cached_property
+    def shared_out(self):
+        return StripCuda.takes(self)
 
     @functools.cached_property
     def c(self):
