@@ -113,9 +113,9 @@ class StripCuda(RowsCuda):
 
     @property
     def bounds(self):
-        """Threads of a block at most, and blocks of an SM: two where threads hold one tensor alone."""
-        least = "2" if len(self.k.loads) == 1 else "stage == KFI_STRIP_HELD ? 1 : 2"
-        return f"form == KFI_STRIP_EACH ? KFI_STRIP_EACH_THREADS : KFI_STRIP_THREADS, {least}"
+        """Threads of a block at most, and blocks of an SM: as many registers as hold a strip, or what is on its way."""
+        return "form == KFI_STRIP_EACH ? KFI_STRIP_EACH_THREADS : KFI_STRIP_THREADS, form == KFI_STRIP_EACH ? stage == KFI_STRIP_HELD ? 1 : 2 : " \
+               "form == KFI_STRIP_ONE && whole && stage >= KFI_STRIP_PASS ? 2 : 1"
 
     @property
     def numbers(self):
