@@ -179,7 +179,7 @@ def rows_of(f, table):
 
 # Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
 # odd ones; what a block of an emulation holds, and more.
-STRIPS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
+BANDS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
           [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(200, 16, 1), 0], [(200, 13, 1), 1], [(70, 8, 3), 0], [(1, 3, 700), 0],
           [(2, 1, 1001), 0]]
 
@@ -200,7 +200,7 @@ def shapes(f, whole=None):
     elif f["scratch"]:
         base = base + of_form(f, SUMS)
     if channels(f):
-        base = base + STRIPS
+        base = base + BANDS
     if f["family"] == "row":
         base = base + rows_of(f, LINES if (whole_table(f) if whole is None else whole) else share_of(f, LINES) if LEVEL > 1 else [])
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more

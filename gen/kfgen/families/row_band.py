@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in CUDA, ops over channels: strips of neighbouring channels, held by a block or shared by several in a launch for each pass."""
+"""The family `row` in CUDA, ops over channels: bands of neighbouring channels, held by a block or shared by several in a launch for each pass."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from kfgen.passes import copy
 from kfgen.schedule import Instance
 from kfgen.words import COLUMN, COUNT
 
-FORMS = ("KFI_STRIP_ONE", "KFI_STRIP_TWO", "KFI_STRIP_EACH")
+FORMS = ("KFI_BAND_ONE", "KFI_BAND_TWO", "KFI_BAND_EACH")
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Stage:
         return self.passes[0].calls
 
 
-class StripCuda(RowsCuda):
-    template = "row_strip"
-    run_template = "row_strip"
-    geometry, geometry_name = "kfi_strips", "kfi_g"
-    ahead = 4  # vectors of a thread that are on their way at a time, where a block does not hold its strip
+class BandCuda(RowsCuda):
+    template = "row_band"
+    run_template = "row_band"
+    geometry, geometry_name = "kfi_bands", "kfi_g"
+    ahead = 4  # vectors of a thread that are on their way at a time, where a block does not hold its band
 
     @classmethod
     def takes(cls, k):
@@ -71,7 +71,7 @@ class StripCuda(RowsCuda):
 
     def _of(self, name):
         """What a vector's element has of its channel's value."""
-        return f"kfi_strip_of<kfi_form>({name}, e, kfi_split)"
+        return f"kfi_band_of<kfi_form>({name}, e, kfi_split)"
 
     @property
     def held(self):
@@ -105,21 +105,21 @@ class StripCuda(RowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/row_strip_host.cuh expects."""
-        stages = ["KFI_STRIP_HELD", *(f"KFI_STRIP_PASS + {p}" for p in range(len(self.stages_of)))] + ["KFI_STRIP_LAST"] * bool(self.k.stores)
+        """The kernels a launcher chooses from, in the order that core/row_band_host.cuh expects."""
+        stages = ["KFI_BAND_HELD", *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of)))] + ["KFI_BAND_LAST"] * bool(self.k.stores)
         name = f"kfk_{self.k.name}"
         found = [Instance(name, ("act", form, whole, stage)) for form in FORMS for whole in (1, 0) for stage in stages]
         return found + [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
 
     @property
     def bounds(self):
-        """Threads of a block at most, and blocks of an SM: as many registers as hold a strip, or what is on its way."""
-        return "form == KFI_STRIP_EACH ? KFI_STRIP_EACH_THREADS : KFI_STRIP_THREADS, form == KFI_STRIP_EACH ? stage == KFI_STRIP_HELD ? 1 : 2 : " \
-               "form == KFI_STRIP_ONE && whole && stage >= KFI_STRIP_PASS ? 2 : 1"
+        """Threads of a block at most, and blocks of an SM: as many registers as hold a band, or what is on its way."""
+        return "form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, form == KFI_BAND_EACH ? stage == KFI_BAND_HELD ? 1 : 2 : " \
+               "form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS ? 2 : 1"
 
     @property
     def numbers(self):
-        """vec, held, passes, values, reduced, kept, sets, acc_size of core/row_strip_host.cuh's kfi_strip_op."""
+        """vec, held, passes, values, reduced, kept, sets, acc_size of core/row_band_host.cuh's kfi_band_op."""
         s = self.stages_of
         values = max(found.values for found in s)
         sets = 3 if any(found.moments for found in s) else 1
@@ -129,4 +129,4 @@ class StripCuda(RowsCuda):
     @property
     def workspace_bytes(self):
         vec, held, _, values, reduced, _, _, acc = self.numbers
-        return f"kfi_strip_workspace({', '.join(self.k.sizes)}, {vec}, {held}, {values}, {reduced}, {acc})"
+        return f"kfi_band_workspace({', '.join(self.k.sizes)}, {vec}, {held}, {values}, {reduced}, {acc})"
