@@ -97,8 +97,8 @@ def like(table, found):
 
 
 def most_launches(f):
-    """Of a call: two for each pass over an axis that is shared out."""
-    return getattr(own(f), "LAUNCHES", 2) if own(f) else 7 if f["family"] == "reduce" else 2
+    """Of a call: two for each pass over an axis that is shared out, or over channels, of which one stores what is computed."""
+    return getattr(own(f), "LAUNCHES", 2) if own(f) else 7 if f["family"] == "reduce" else 3 if channels(f) else 2
 
 
 def of_form(f, table, *default):

@@ -22,6 +22,7 @@ struct kfi_band_op {
 
 KF_FN KFI_SMALL kf_i64 kfi_band_rounds(kf_i64 bands, kf_i64 units, kf_i64 threads, kf_i64 most)
 {
+    while (threads * most < units && bands * kfi_ceil(units, threads * most) > 1 << 20) most *= 2; // where a launch would not do
     while (most > 4 && bands * kfi_ceil(units, threads * most) < KFI_BAND_BLOCKS) most /= 2;
     return most;
 }
