@@ -14,6 +14,7 @@ LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines a
 # The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
 TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
+FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
 DOT = "dot"  # in gradients of the left factor: gemm.py
 
 
@@ -141,12 +142,18 @@ class GemmCuda(Cuda):
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
             found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
-        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances]
+        few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
+        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
     @property
     def by_wgmma(self):
         """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
         return not self.k.bwd and self.k.dtype.size == 2
+
+    @property
+    def few_by_wgmma(self):
+        """Whether there are kernels of few rows for sm_90a: core/gemm_few.cuh."""
+        return self.by_wgmma and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
 
     @property
     def stage_instances(self):

@@ -84,12 +84,13 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
 // The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
+// rows, cols: of a tile.
 KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type, int layout, int terms, const kfi_gemm_side &a,
-                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix)
+                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix,
+                                  int rows = kfi_tile_rows(KFI_TILE_TURNS), int cols = kfi_tile_cols(KFI_TILE_TURNS))
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
-    const int lines_a = turned_a ? KFI_RING_DEPTH : kfi_tile_rows(KFI_TILE_TURNS),
-              lines_b = turned_b ? KFI_RING_DEPTH : kfi_tile_cols(KFI_TILE_TURNS) / s.products;
+    const int lines_a = turned_a ? KFI_RING_DEPTH : rows, lines_b = turned_b ? KFI_RING_DEPTH : cols / s.products;
     bool mapped = true;
     maps->terms = terms;
     for (int i = 0; mapped && i < terms; ++i) {
