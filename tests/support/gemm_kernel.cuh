@@ -153,7 +153,7 @@ template <int unused> KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_
     kfi_halves own = kfi_halves_begin();
     if (own.group == 3) return kfi_halves_load(&own, g, maps);
     if (own.group == 2) return kfi_halves_split(&own, g, maps);
-    kfi_more_registers<216>();
+    kfi_more_registers<208>();
     kfi_gemm_at at;
     while (kfi_halves_next(&own, &at, g, maps)) {
         const kfi_gemm_side of_a = {{(const float *)a.p[0] + at.matrix * a_matrix, nullptr}, {a.ld[0], 0}},

@@ -5,6 +5,7 @@
 
 #include "kf/core/gemm_hopper.cuh"
 #include "kf/core/gemm_pick.cuh"
+#include "kf/core/gemm_tf32.cuh"
 
 // A kernel of sm_90a. In the emulation it is there when a test says so.
 #ifdef KF_EMULATE
@@ -76,6 +77,12 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 // Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
 KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
 
+// Floats, whatever the number of rows beyond 64 and of columns. Of a shorter depth than a stage too: zeros are added.
+KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s, int layout)
+{
+    return s.bytes == 4 && s.whole && s.products == 1 && layout == 0 && s.rows > 64 && s.depth > 0;
+}
+
 // A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
 struct kfi_mapped {
     const void *p;
@@ -131,12 +138,12 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
 }
 // The launch, of a g that was filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
-                                                  kf_i64 matrices, void **args, cudaStream_t stream)
+                                                  kf_i64 matrices, void **args, cudaStream_t stream, int tile = KFI_TILE_TURNS)
 {
     maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
     const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
-    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(KFI_TILE_TURNS), args, stream, false,
-                      (unsigned)kfi_ring_shared(KFI_TILE_TURNS));
+    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
+                      (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
 }
 #endif
 

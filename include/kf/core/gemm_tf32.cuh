@@ -133,7 +133,7 @@ KFI_DEVICE void kfi_halves_split_line(char *right, int line, int half)
 }
 KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
-    kfi_fewer_registers<56>();
+    kfi_fewer_registers<72>();
     const int own = (int)threadIdx.x % 128, count = kfi_halves_count(g);
     for (; h->unit < maps.units; h->unit += gridDim.x) {
 #pragma unroll 1
