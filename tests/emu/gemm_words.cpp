@@ -39,7 +39,8 @@ template <class T> struct matrix {
         const size_t room = (size_t)(lines > 0 ? lines - 1 : 0) * ld + length;
         skip = whole ? 0 : (size_t)below(9); // what is allocated begins at a multiple of 16 bytes, and ends where the last line does
         data = std::vector<T>(skip + (size_t)apart * (matrices - 1) + room);
-        for (T &v : data) v = T((float)(below(17) - 8) / 8.0f);
+        const float fine = sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than a half of one has
+        for (T &v : data) v = T((float)(below(17) - 8) / 8.0f + (float)below(1 << 19) * fine);
     }
     T *at() { return data.data() + skip; }
     T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }

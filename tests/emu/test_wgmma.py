@@ -83,7 +83,7 @@ SEEDED_HALVES = {
     "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(part, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
     "sums begin with the stage before's": (HALVES, r"right_hi \+ q \* 2, q > 0\)", "right_hi + q * 2, 1)"),
     "another order of the depth": (HALVES, r"kfi_split_tf32\(f\[4 \+ j\]", "kfi_split_tf32(f[8 + j]"),
-    "rows as wgmma has them": (HALVES, r"group >> 1 \| \(group & 1\) << 2", "group"),
+    "rows of another order than the left factor's": (HALVES, r"h\.slab \+ kfi_halves_row\(\)", "h.slab + threadIdx.x % 32 / 4"),
     "infinity is NaN": (HALVES, r"values\[e\] - values\[e\] == 0 \?", "true ?"),
     "numbers are made again by another row": (HALVES, r"cell\.row \* a\.ld\[0\]", "(cell.row ^ 1) * a.ld[0]"),
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
