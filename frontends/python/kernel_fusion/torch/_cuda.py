@@ -2,7 +2,7 @@
 """What the ops do with tensors on a GPU: kf's kernels on the current stream, workspaces from PyTorch's allocator."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from kernel_fusion import _gpu, _plan
 from kernel_fusion._info import cuda_available
 from kernel_fusion.torch import _kernels
-from kernel_fusion.torch._kernels import LAUNCH, Result, plan
-from kernel_fusion.torch._schema import Schema
+from kernel_fusion.torch._kernels import LAUNCH, REASON, Result, plan
+from kernel_fusion.torch._schema import Given, Schema
 
 
 def why_not() -> str | None:
@@ -27,8 +27,8 @@ def why_not() -> str | None:
     return None
 
 
-def _refuse(s: Schema, activation: str, why: str) -> NoReturn:
-    raise NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
+def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
+    return NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
 
 
 def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
@@ -42,7 +42,16 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
                         space if s.call.workspace else None, device.index or 0, stream)
 
 
-LAUNCH["cuda"] = launch
+def reason(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
+    """Of what the shim refused."""
+    why = why_not()
+    if why:
+        return _refusal(s, given.activation, why)
+    library = _gpu.library()
+    return library.lacks(made.function) if library.find(made.function) < 0 else library.failed()
+
+
+LAUNCH["cuda"], REASON["cuda"] = launch, reason
 
 
 def kernel(s: Schema) -> Callable[..., Result]:
@@ -55,7 +64,7 @@ def kernel(s: Schema) -> Callable[..., Result]:
         if why:
             given = s.sort(args)
             plan(s, given, symbolic=False)  # what is wrong with the call is said first
-            _refuse(s, given.activation, why)
+            raise _refusal(s, given.activation, why)
         return run(*args)
 
     return checked
