@@ -11,6 +11,7 @@ import pytorch
 torch = pytorch.load()
 
 import torchops  # noqa: E402
+from formulas import DTYPES, EACH, ROWS, draw, made, shape_of  # noqa: E402
 from torchops import TOLERANCE, case, close, ids  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
@@ -140,12 +141,26 @@ def test_another_process_compiles_nothing(kf):
     assert kfpython.python(script) == kfpython.python(script, KF_OFFLINE="1") == "30.0"
 
 
+@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS])
+def test_fuse(kf, text, operands, scalars):
+    """Ops that the program makes, as the CPU computes them; their launchers are compiled here."""
+    f, shape = made(kf, text, operands, scalars), shape_of(operands)
+    for dtype, tolerance in DTYPES.values():
+        given = draw(operands, shape, dtype)
+        there = {n: t.detach().cuda().requires_grad_() for n, t in given.items()}
+        want, got = f(**given), f(**there)
+        assert got.is_cuda
+        close(got.cpu(), want, tolerance)
+        up = torch.randn(want.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+        theirs, mine = torch.autograd.grad(want, list(given.values()), up), torch.autograd.grad(got, list(there.values()), up.cuda())
+        for name, m, t in zip(given, mine, theirs):
+            close(m.cpu(), t, 30 * tolerance, f"d{name}")
+    assert " on a GPU: " in f.explain()
+
+
 def test_errors(kf):
     x = torch.randn(4, 8, device="cuda")
     with pytest.raises(ValueError, match="bias is on cpu, the others on cuda"):
         kf.ops.bias_relu(x, torch.zeros(8))
     with pytest.raises(ValueError, match="kf.bias_relu: bias has the shape"):
         kf.ops.bias_relu(x, x[0, :7])
-    f = kf.fuse("x * x", x="elem")
-    with pytest.raises(NotImplementedError, match="no kernel for tensors on cuda: ops that a program makes"):
-        f(x)

@@ -56,11 +56,11 @@ class Thread(threading.local):
 class Gpu:
     """The library of launchers; as _library.Library, of addresses on a GPU."""
 
-    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None):
+    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text):
         if not path.exists():
             raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
                               "KF_WHEEL_CUDA=0; install it again where they are")
-        self.path, self.dll, self.now, self.lock = path, ctypes.CDLL(str(path)), Thread(), threading.Lock()
+        self.text, self.path, self.dll, self.now, self.lock = text, path, ctypes.CDLL(str(path)), Thread(), threading.Lock()
         self.dll.kfp_run_on.argtypes = ARGUMENTS
         self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
@@ -156,7 +156,7 @@ class Gpu:
         if self.dll.kfp_capturing(stream):
             raise RuntimeError(f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
                                "with these sizes before")
-        found = _nvrtc.compile_kernel(text(function), kernel, architecture)
+        found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
         _write(path, found)
         return found
 

@@ -14,17 +14,25 @@ from kernel_fusion.torch._kernels import LAUNCH, REASON, Result, plan
 from kernel_fusion.torch._schema import Given, Schema
 
 
-def why_not() -> str | None:
-    """Why there are no kernels for tensors on a GPU; None: there are."""
+def _without_a_device() -> str | None:
     if not torch.backends.cuda.is_built():
         return "this PyTorch is built without CUDA"
-    if not cuda_available():
-        return "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
-    try:
-        _gpu.library()
-    except (ImportError, OSError) as e:
-        return str(e)
-    return None
+    return None if cuda_available() else "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
+
+
+def why_not() -> str | None:
+    """Why there are no kernels for tensors on a GPU; None: there are."""
+    why = _without_a_device()
+    if why is None:
+        try:
+            _gpu.library()
+        except (ImportError, OSError) as e:
+            why = str(e)
+    return why
+
+
+def _library(s: Schema) -> Any:
+    return s.op.own.on_gpu if s.op.own else _gpu.library()
 
 
 def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
@@ -38,12 +46,14 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
         return held, held.data_ptr()
 
     stream = torch.cuda.current_stream(device).cuda_stream
-    _gpu.library().call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
-                        space if s.call.workspace else None, device.index or 0, stream)
+    _library(s).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
+                     space if s.call.workspace else None, device.index or 0, stream)
 
 
 def reason(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
-    """Of what the shim refused."""
+    """Of what was refused: by the shim, where there is one of the op."""
+    if s.op.own:
+        return None
     why = why_not()
     if why:
         return _refusal(s, given.activation, why)
@@ -58,9 +68,8 @@ def kernel(s: Schema) -> Callable[..., Result]:
     run = _kernels.kernel(s)
 
     def checked(*args: Any) -> Result:
-        why = None if _gpu.opened() else why_not()
-        if s.op.own:
-            why = why or "ops that a program makes have C kernels alone"
+        known = s.op.own.on_gpu.made if s.op.own else _gpu.opened()
+        why = None if known else _without_a_device() if s.op.own else why_not()
         if why:
             given = s.sort(args)
             plan(s, given, symbolic=False)  # what is wrong with the call is said first
