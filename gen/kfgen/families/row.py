@@ -8,6 +8,7 @@ from kfgen.entries import SpecError
 from kfgen.expr import stages
 from kfgen.families.family import one_broadcast, wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
+from kfgen.families.row_band import BandCuda
 from kfgen.families.row_c import RowC
 from kfgen.families.row_cuda import RowCuda
 from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
@@ -16,7 +17,11 @@ from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
 class RowKernel(RowsKernel):
     @functools.cached_property
     def cuda(self):
-        return RowCuda(self)
+        return BandCuda(self) if self.shared_out else RowCuda(self)
+
+    @functools.cached_property
+    def shared_out(self):
+        return BandCuda.takes(self)
 
     @functools.cached_property
     def c(self):
@@ -68,8 +73,8 @@ class Row(OverRows):
     fields = ("saved", "updates", "grads", "layout")
     integers = True
     reads = (COLUMN, COUNT, QUERY, QUERIES)
-    own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "held", "inside", "kept", "leap", "limit", "loops",
-                 "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "start", "there", "walk", "way", "whole")
+    own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "form", "held", "inside", "kept", "leap", "limit", "loops",
+                 "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "stage", "start", "there", "walk", "way", "whole")
 
     def dtypes(self, kind, grad):
         found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))
