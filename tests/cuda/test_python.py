@@ -158,6 +158,21 @@ def test_fuse(kf, text, operands, scalars):
     assert " on a GPU: " in f.explain()
 
 
+def test_gradients_are_added(kf):
+    """As on the CPU: to tensors whose rows lie apart, in float32 beside weights of 2 bytes."""
+    rng = torch.Generator().manual_seed(1)
+    x, w, up = (torch.randn(shape, generator=rng).bfloat16() for shape in ((64, 96), (80, 96), (64, 80)))
+    found = []
+    for place in ("cpu", "cuda"):
+        to = torch.ones(80, 128, device=place)
+        given = [t.to(place).requires_grad_() for t in (x, w)]
+        kf.ops.linear_gelu(*given, grads={"weight": to[:, :96]}).backward(up.to(place))
+        assert given[1].grad is None and (to[:, 96:] == 1).all()
+        found.append((to[:, :96].cpu(), given[0].grad.cpu()))
+    for ours, theirs in zip(*found):
+        close(theirs, ours, 2e-2)
+
+
 def test_errors(kf):
     x = torch.randn(4, 8, device="cuda")
     with pytest.raises(ValueError, match="bias is on cpu, the others on cuda"):
