@@ -42,6 +42,7 @@ def lib():
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_launchers(lib, f):
     memory = checks.CudaMemory()
+    checks.run(lib, memory, f, (1, 300, 136, 72), "special")
     floats = f["dtypes"][0] == "f32"
     for sizes in SHAPES + FEW * (not f["bwd"] and not floats):
         checks.run(lib, memory, f, sizes)

@@ -158,6 +158,7 @@ def test_launchers(lib, f):
     try:
         for sizes in SHAPES:
             checks.run(lib, memory, f, sizes)
+        checks.run(lib, memory, f, (1, 70, 24, 72), "special")  # infinity, NaN, what overflows, what is nearly nothing
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
         emu.set(hopper=0)
