@@ -28,15 +28,10 @@ class Old(Instance):
 
 @dataclass(frozen=True)
 class Hopper(Instance):
-    """Of sm_90a: not among the kernels that are loaded by name."""
+    """Of sm_90a."""
 
     def __str__(self):
         return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
-
-
-def loaded(instances):
-    """Those that may be loaded by name."""
-    return [i for i in instances if not isinstance(i, Hopper)]
 
 
 class GemmCuda(Cuda):
@@ -159,11 +154,11 @@ class GemmCuda(Cuda):
     def stage_instances(self):
         if not self.k.bwd:
             products = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
-            found = self.own_instances
-            return [*([i] for i in self.strip_instances), loaded(found[:products]), [found[products]]]
+            found, strips = self.own_instances, len(self.strip_instances)
+            return [*([i] for i in self.strip_instances), found[:products] + found[products + 1 + strips:], [found[products]]]
         size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
-        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (loaded(of[:-1]), of[-1:])), self.sum_instances[-1:]]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
 
     # ---- backward

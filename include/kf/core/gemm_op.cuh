@@ -127,16 +127,14 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
                                             kf_result_t *result)
 {
     const bool few = kfi_gemm_by_few(s, op.layout);
-    if ((!few && !kfi_gemm_by_wgmma(s)) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
-    const int tile = few ? KFI_TILE_FEW : KFI_TILE_TURNS, rows = few ? (int)s.rows : kfi_tile_rows(tile);
+    const int tile = few ? KFI_TILE_FEW : KFI_TILE_TURNS;
+    const void *const kernel = op.kernels[few ? kfi_gemm_kernels(op.size) + op.loads + (s.rows > 16) : KFI_GEMM_WGMMA];
+    if ((!few && !kfi_gemm_by_wgmma(s)) || !kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
+    const int rows = few ? (int)s.rows : kfi_tile_rows(tile);
     const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s);
     if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
-    if (few) {
-        const void *const kernel = op.kernels[kfi_gemm_kernels(op.size) + op.loads + (rows > 16)];
-        *result = kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream);
-    } else {
-        *result = kfi_gemm_launch_wgmma(&op.name, op.kernels[KFI_GEMM_WGMMA], c.maps, *c.g, s.matrices, c.args, c.stream);
-    }
+    *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream)
+                  : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, s.matrices, c.args, c.stream);
     return true;
 }
 

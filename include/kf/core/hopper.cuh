@@ -15,7 +15,7 @@
 #endif
 
 // What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const __grid_constant__` parameter.
-struct alignas(64) kfi_tensor_map {
+struct alignas(128) kfi_tensor_map {
     unsigned long long words[16];
 };
 

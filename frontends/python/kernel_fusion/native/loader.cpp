@@ -78,6 +78,9 @@ KFP_EXPORT int kfp_open(const char *path)
 #define KFP_FIND_LATER(function) kfp_driver.of_##function = (decltype(&function))dlsym(library, #function);
     KFP_DRIVER(KFP_FIND)
     KFP_LATER(KFP_FIND_LATER)
+#if CUDA_VERSION >= 12000
+    if (!kfp_driver.of_cuTensorMapEncodeTiled) kfp_driver.of_cuTensorMapEncodeTiled = [](auto...) { return CUDA_ERROR_NOT_SUPPORTED; };
+#endif
     return (int)kfp_driver.of_cuInit(0);
 }
 
