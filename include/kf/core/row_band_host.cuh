@@ -45,10 +45,14 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     g->units = g->cols > 0 ? outer * width : 0;
     g->wide = form == KFI_BAND_ONE ? 1 : (int)width;
     kf_i64 most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS;
-    const kf_i64 rows = kfi_clamp(g->units / g->wide, 1, most / g->wide);
-    g->threads = (int)(form == KFI_BAND_ONE ? kfi_clamp(g->units, 1, most) : rows * g->wide);
+    kf_i64 rows = most / g->wide;
     g->share = g->units;
-    if (g->units > (kf_i64)held * g->threads) { // a launch for each pass: smaller blocks, of which one begins where another one ends
+    if (g->units <= held * rows * g->wide) { // threads that hold as much as they can, or more of them where there are few bands
+        const kf_i64 spread = kfi_clamp((kf_i64)KFI_BAND_BLOCKS * 256 / (bands > 0 ? bands : 1), 1, g->units);
+        const kf_i64 least = kfi_ceil(g->units, held), threads = kfi_ceil(least > spread ? least : spread, 32) * 32;
+        rows = kfi_clamp(kfi_ceil(threads, g->wide), 1, rows);
+        g->threads = (int)(rows * g->wide);
+    } else { // a launch for each pass: smaller blocks, of which one begins where another one ends
         most = 2 * g->wide <= most && form != KFI_BAND_EACH ? most / 2 : most;
         g->threads = (int)(most / g->wide * g->wide);
         // As many values of a channel as a thread may add up without losing digits.
