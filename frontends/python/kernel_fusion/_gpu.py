@@ -27,13 +27,6 @@ Space = Callable[[int], tuple[Any, int]]  # bytes -> (what keeps them, their add
 
 
 @functools.cache
-def _generator() -> str:
-    from kfgen import paths
-
-    return str(paths.digest())
-
-
-@functools.cache
 def _selection() -> Any:
     from kfgen import spec
     from kfgen.render import Selection
@@ -146,7 +139,7 @@ class Gpu:
 
     @staticmethod
     def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
-        told = repr((function, kernel, architecture, _nvrtc.which(), _generator()))
+        told = repr((function, kernel, architecture, _nvrtc.which(), _table.generator()))
         return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
 
     def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
