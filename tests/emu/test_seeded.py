@@ -176,8 +176,6 @@ SEEDED |= {
         ("kf_batch_norm_train_bwd_f32",), ()),
     "means that are taken for one": (
         "kf/core/row_band.cuh", r"return number \* d \* d;", "return 0 * d * d;", ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"), ()),
-    "squares of the second channel from the first one's value": (
-        "kf/core/row_band.cuh", r"m->number\[s\] == 0 && more > 0", "m->number[0] == 0 && more > 0", ("kf_batch_norm_train_f32",), ("memory",)),
     "the last part of a band that is shared out": (
         "kf/core/row_band.cuh", r"i < g\.parts; i \+= 32\) own = ", "i < g.parts - 1; i += 32) own = ",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
