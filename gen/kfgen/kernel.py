@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field
 
-from kfgen import contract, limits, names
+from kfgen import contract, inside, limits, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.emit import counts
@@ -99,6 +99,13 @@ class Kernel(Signature):
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def body(self):
+        """The same kernel as what launchers call has it, with names of its own (inside.py)."""
+        if "_body" not in self.__dict__:
+            self._body = inside.kernel(self)
+        return self._body
 
     @property
     def two_dtypes(self):

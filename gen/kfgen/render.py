@@ -134,6 +134,7 @@ class Selection:
 def with_acts(kernel, acts):
     """The kernel with these activations instead of its own."""
     found = copy.copy(kernel)
+    found.__dict__.pop("_body", None)
     found.acts = acts
     return found
 

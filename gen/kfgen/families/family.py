@@ -53,6 +53,14 @@ class Family:
         """What its expressions name beside results and what is saved."""
         return ()
 
+    def named(self, op):
+        """What else its entries name: what only expressions read."""
+        return ()
+
+    def inside(self, op, rename):
+        """An entry's fields that no other family has, with all names as the generated code has them (inside.Inside)."""
+        return op.own
+
     def backward_dtypes(self, op, own, dtypes):
         """Those of the gradients of a forward with its own ones, of `dtypes`."""
         return [own]

@@ -5,7 +5,7 @@ from kfgen import contract
 from kfgen.formulas import LIBRARIES, Printer, inlined
 from kfgen.words import KEEP
 
-DOT = "dot"
+DOT = "kfi_dot"
 
 
 def _turned(text, turned):

@@ -10,6 +10,7 @@ from kfgen.families.lookup_cuda import LookupCuda
 from kfgen.formulas import LIBRARIES, elementwise
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 
 SKIPPED = "padding_idx"  # the number whose row has no gradient
 
@@ -33,17 +34,18 @@ class LookupKernel(Kernel):
         dtype_of = {"T": self.dtype, "I": self.index_dtype}
         self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "table" else "input", o.dtype, o.values)
                          for o in op.operands]
+        [(result, value)] = outs.items()
         self.table, self.number = (next(s for s in self.operands if s.kind == kind) for kind in ("table", "number"))
         if not self.bwd:
             self.inputs = self.operands
-            self.outputs = [Tensor("out", "elem", self.dtype, "out", "output", "T", ("out",), exprs=[outs["out"]])]
+            self.outputs = [Tensor(result, "elem", self.dtype, "out", "output", "T", (result,), exprs=[value])]
         else:
-            dout = self.graph.var("dout")
-            [slope] = gradient(self.graph, {outs["out"]: dout}, [env[self.table.name]]).values()
+            dout = gradient_of(result)
+            [slope] = gradient(self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]).values()
             slope = self.graph.const(0) if slope is None else slope
-            self.inputs = [*self.operands, Tensor("dout", "elem", self.dtype, "in", "gradient", "T", ("dout",), of="out")]
-            self.outputs = [Tensor(f"d{self.table.name}", "table", self.dtype, "sum", "gradient", "T", (f"d{self.table.name}",), of=self.table.name,
-                                   exprs=[slope], required=False)]
+            self.inputs = [*self.operands, Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result)]
+            name = gradient_of(self.table.name)
+            self.outputs = [Tensor(name, "table", self.dtype, "sum", "gradient", "T", (name,), of=self.table.name, exprs=[slope], required=False)]
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name}
         for s in self.inputs:

@@ -10,6 +10,7 @@ from kfgen.families.pairs_cuda import PairsCuda
 from kfgen.formulas import LIBRARIES, elementwise
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
 MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
@@ -46,16 +47,16 @@ class PairsKernel(Kernel):
             self.outputs = [Tensor(names[0], x.kind, self.dtype, "out", "output", "T", tuple(outs), exprs=list(outs.values()))]
             self.outputs += [Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]]
         else:
-            douts = {name: self.graph.var(f"d{name}") for name in outs}
+            douts = {name: self.graph.var(gradient_of(name)) for name in outs}
             found = gradient(self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts])
             slopes = [self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts]
             of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.source = Tensor(f"d{of[0]}", x.kind, self.dtype, "in", "gradient", "T", tuple(f"d{name}" for name in outs), of=of[0])
-            self.second_source = Tensor(f"d{of[1]}", MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
+            self.source = Tensor(gradient_of(of[0]), x.kind, self.dtype, "in", "gradient", "T", tuple(map(gradient_of, outs)), of=of[0])
+            self.second_source = Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
             self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
-            self.outputs = [Tensor(f"d{x.name}", x.kind, self.dtype, "out", "gradient", "T", tuple(f"d{v}" for v in x.parts), of=x.name,
+            self.outputs = [Tensor(gradient_of(x.name), x.kind, self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
                                    exprs=slopes, required=False)]
-            self.outputs += [Tensor(f"d{more.name}", MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False)] if more else []
+            self.outputs += [Tensor(gradient_of(more.name), MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False)] if more else []
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
         # {tensor of pairs: the other one that the same is computed of}
