@@ -86,6 +86,11 @@ class Kernel(Signature):
         self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
         self._sort()
         self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
+        arguments = [*self.tensor_names, *self.sizes, *self.integers, *self.scalars, *self.betas]
+        for what, found in (("arguments", arguments), (f"fields of {self.stride_struct}", self.stride_fields)):
+            twice = next((n for n in found if found.count(n) > 1), None)
+            if twice:
+                raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{twice}` is the name of two {what}", "rename one of the two")
 
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Refuses an entry that makes more of something than what C and CUDA have room for (core/limits.h)."""

@@ -31,7 +31,7 @@ class Family:
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows or products as a whole
-    names = ()  # what its generated code calls its own: refused to operands
+    names = ()  # public names that only its functions have: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits
     types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints

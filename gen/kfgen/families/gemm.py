@@ -250,7 +250,7 @@ class Gemm(Family):
     codes = {"left": 2, "right": 2, "depth": 2}
     fields = ("saved", "layout")
     oracle = "products"
-    names = (ACC, DOT, "beta", "count", "depth", "from", "part", "stop", "to")
+    names = (ACC, "beta")
 
     @property
     def header(self):

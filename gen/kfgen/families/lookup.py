@@ -95,8 +95,7 @@ class Lookup(Family):
     indices = ("number",)
     codes = {"table": 2, "number": 4}
     integers = True
-    names = ("across", "begin", "beta", "col", "end", "from", "group", "ids", "inside", "item", "lane", "line", "old", "places", "tiles", "to",
-             "vocab")
+    names = ("beta",)
 
     def dtypes(self, kind, grad):
         return ("I",) if kind == "number" else ()
@@ -122,16 +121,16 @@ class Lookup(Family):
         lib = LIBRARIES[library]
         number, table, result = k.number.name, k.table.name, k.outputs[0].name
         where = f"({number} >= 0) & ({number} < vocab)" + (f" & ({number} != {SKIPPED})" if k.bwd else "")
-        lines = [f"there = ({where}).reshape(rows, 1)", f"place = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
+        lines = [f"there_ = ({where}).reshape(rows, 1)", f"place_ = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
         if k.table.reads != "never":
-            lines.append(f"{table} = {lib.name}.where(there, {table}[place], float('nan'))" if not k.bwd else f"{table} = {table}[place]")
+            lines.append(f"{table} = {lib.name}.where(there_, {table}[place_], float('nan'))" if not k.bwd else f"{table} = {table}[place_]")
         own, [text] = elementwise(k, act, library)
         lines += own
         if not k.bwd:
             return [*lines, f"{result} = {text}"]
-        lines.append(f"terms = {lib.name}.where(there, {text}, 0.0)")
+        lines.append(f"terms_ = {lib.name}.where(there_, {text}, 0.0)")
         if library == "numpy":
-            lines += ["sums = np.zeros((vocab, cols), terms.dtype)", "np.add.at(sums, place, terms)"]
+            lines += ["sums_ = np.zeros((vocab, cols), terms_.dtype)", "np.add.at(sums_, place_, terms_)"]
         else:
-            lines += ["sums = torch.zeros((vocab, cols), dtype=terms.dtype, device=terms.device).index_add(0, place, terms)"]
-        return [*lines, f"{result} = sums + beta * {result} if beta else sums"]
+            lines += ["sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"]
+        return [*lines, f"{result} = sums_ + beta * {result} if beta else sums_"]

@@ -12,7 +12,7 @@ from kfgen.families.family import Family, wrong
 from kfgen.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.names import gradient_of
 from kfgen.passes import copy, picks, program, stored
-from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM
+from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
@@ -187,12 +187,7 @@ class OverRows(Family):
     oracle = "rows"
     row_kinds = PER_ROW
     reads = ()  # what expressions may read of a call's sizes
-    own_names = ()
     dropout = True
-
-    @property
-    def names(self):
-        return (*ROW_NAMES, *self.own_names)
 
     def graph(self, op):
         return derive.row_graph(op, self.reads, self.dropout)

@@ -111,8 +111,6 @@ class Pairs(Family):
     parts = dict.fromkeys(PAIRED, 2)
     indices = ("number", MORE)  # the other tensor's elements have the first one's names
     codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "number": 4}
-    names = ("across", "apart", "base", "count", "dim", "kv_heads", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest",
-             "stop", "to", "unit")
 
     def dtypes(self, kind, grad):
         return {"number": ("I",), "angle": ("acc",)}.get(kind, ())
@@ -139,9 +137,9 @@ class Pairs(Family):
         lib = LIBRARIES[library]
         number = k.number.name
         lines = [f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
-                 f"there = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
-                 f"place = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
-        lines += [f"{s.name} = {s.name}[place].reshape(rows, 1, pairs)" for s in k.read_angles]
+                 f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
+                 f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
+        lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
         first, second = ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
         own, texts = elementwise(k, act, library)
         outside = "0.0" if k.bwd else "float('nan')"
@@ -149,8 +147,8 @@ class Pairs(Family):
         for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[:1 + bool(k.second_source)]:
             lines += [f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]" for s in k.paired]
             lines += own
-            lines += [f"{part}_to = {lib.name}.where(there, {text}, {outside})" for part, text in zip(result.parts, texts)]
-            both = [f"{part}_to" for part in result.parts]
+            lines += [f"{part}_to_ = {lib.name}.where(there_, {text}, {outside})" for part, text in zip(result.parts, texts)]
+            both = [f"{part}_to_" for part in result.parts]
             if k.neighbours:
                 columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
                 both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]

@@ -68,8 +68,6 @@ class Row(OverRows):
     fields = ("saved", "updates", "grads", "layout")
     integers = True
     reads = (COLUMN, COUNT, QUERY, QUERIES)
-    own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "held", "inside", "kept", "leap", "limit", "loops",
-                 "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "start", "there", "walk", "way", "whole")
 
     def dtypes(self, kind, grad):
         found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))
