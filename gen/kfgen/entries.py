@@ -38,7 +38,7 @@ KEYWORDS = {
     "thread_local", "throw", "typedef", "typeid", "typename", "typeof", "typeof_unqual", "union", "unix", "unsigned", "using", "virtual", "void",
     "volatile", "xor", "xor_eq", "true", "false",
 } | set(keyword.kwlist)
-TYPE = re.compile(r".*_t\Z")  # of C: size_t, int64_t, those of POSIX
+TYPE = re.compile(r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z")  # of C
 PREFIXES = ("kf_", "kfi_", "kfk_")
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
