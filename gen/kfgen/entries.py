@@ -30,13 +30,13 @@ PUBLIC = {
 } | (set(PRIMITIVES) - OVER_ROWS)
 # Keywords of C, C++ and CUDA, what C's headers and compilers define as macros; Python's, in which expressions are parsed.
 KEYWORDS = {
-    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "class", "co_await", "co_return", "co_yield",
-    "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast",
-    "enum", "errno", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "linux", "long", "main", "mutable", "namespace", "new",
-    "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "requires", "restrict",
-    "short", "signed", "sizeof", "static", "static_assert", "static_cast", "stderr", "stdin", "stdout", "struct", "switch", "template", "this",
-    "thread_local", "throw", "typedef", "typeid", "typename", "typeof", "typeof_unqual", "union", "unix", "unsigned", "using", "virtual", "void",
-    "volatile", "xor", "xor_eq", "true", "false",
+    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "class", "co_await", "co_return",
+    "co_yield", "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double",
+    "dynamic_cast", "enum", "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long", "main",
+    "mutable", "namespace", "new", "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register",
+    "reinterpret_cast", "requires", "restrict", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "stderr", "stdin",
+    "stdout", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid", "typename", "typeof", "typeof_unqual",
+    "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "xor", "xor_eq",
 } | set(keyword.kwlist)
 TYPE = re.compile(r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z")  # of C
 PREFIXES = ("kf_", "kfi_", "kfk_")

@@ -78,8 +78,8 @@ def _activation(key):
     if not act.scalars:
         return act
     inside = Inside({n: names.inside(n) for n in act.scalars})
-    return replace(act, expr=inside.text(act.expr), dexpr=inside.text(act.dexpr), dexpr_out=inside.text(act.dexpr_out), scalars=inside.names(act.scalars),
-                   said=inside.names(act.said), rising=tuple(map(inside.name, act.rising)))
+    return replace(act, expr=inside.text(act.expr), dexpr=inside.text(act.dexpr), dexpr_out=inside.text(act.dexpr_out),
+                   scalars=inside.names(act.scalars), said=inside.names(act.said), rising=tuple(map(inside.name, act.rising)))
 
 
 def op(public, family):

@@ -181,8 +181,8 @@ CASES = {
     "edge at a word": (act(edges='{ top = 1 }'), "activation.twice", "edges", "top is 1", "such as nan"),
     **{f"operand called {name}": (op(operands=f'{{ a = "elem", {name} = "elem" }}', expr=f'"act(a + {name})"'), "op.plus_{act}", "operands",
                                   f"`{name}` cannot be used", "lower-case word")
-       for name in ("n", "rows", "stream", "workspace", "out", "int", "class", "co_await", "lambda", "exp", "act", "size_t", "errno", "kf_x", "kfi_x0",
-                    "np", "Upper", "_x", "x_", "x__y")},
+       for name in ("n", "rows", "stream", "workspace", "out", "int", "class", "co_await", "lambda", "exp", "act", "size_t", "errno", "kf_x",
+                    "kfi_x0", "np", "Upper", "_x", "x_", "x__y")},
     # Reductions over an axis.
     "reduced to elements": (reduce(expr='"x / sum(x)"'), "op.total", "expr", "`out` differs along the axis", 'family = "row"'),
     "nothing reduced over an axis": (reduce(expr='"x"'), "op.total", "expr", "`out` differs along the axis", "reduce it"),

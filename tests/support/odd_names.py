@@ -107,7 +107,8 @@ expr = "act(<t>) * <u>"
 ref = "act(<p>) * <q>"
 """]}
 HOLE = re.compile(r"<(\w+)>")
-ACTIVATION = "elu"  # whose gradient reads its argument or the result, and that has a scalar
+# One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
+ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"gemm": "silu"}
 
 
 def code(text):
@@ -139,7 +140,7 @@ def op(family, name, entry, names):
     """An entry with these names for its holes."""
     act = "act(" in entry
     head = [f'[op."{name}{"_{act}" if act else ""}{"_dropout" if "dropout(" in entry else ""}"]', f'family = "{family}"', 'brief = "names"']
-    return "\n".join(head) + filled(entry, names)
+    return "\n".join([*head, *['without = ["none"]'] * act]) + filled(entry, names)
 
 
 def plain_names(entry):
@@ -168,7 +169,7 @@ def pairs(family, folder):
         path.write_text(text)
         loaded = spec.load([path])
         own = [o.pattern for o in loaded.ops.values() if not o.builtin]
-        return Selection(loaded, own, activations=[ACTIVATION], dtypes=["f32"])
+        return Selection(loaded, own, activations=[ACTIVATION[family]], dtypes=["f32"])
 
     plain = "\n".join(op(family, f"plain{i}", entry, plain_names(entry)) for i, entry in enumerate(ENTRIES[family]))
     made = Renderer(selected(plain), family).render()

@@ -56,7 +56,8 @@ class PairsKernel(Kernel):
             self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
             self.outputs = [Tensor(gradient_of(x.name), x.kind, self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
                                    exprs=slopes, required=False)]
-            self.outputs += [Tensor(gradient_of(more.name), MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False)] if more else []
+            if more:
+                self.outputs.append(Tensor(gradient_of(more.name), MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False))
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
         # {tensor of pairs: the other one that the same is computed of}
