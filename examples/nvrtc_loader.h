@@ -40,7 +40,7 @@ struct nvrtc_loader {
         if (status != CUDA_SUCCESS) return status;
         cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
         cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-        const std::string architecture = "-arch=sm_" + std::to_string(10 * major + minor);
+        const std::string architecture = "-arch=sm_" + std::to_string(10 * major + minor) + (major == 9 ? "a" : ""); // all that there is on 9.0
         std::vector<const char *> words(1, architecture.c_str());
         for (const std::string &option : options) words.push_back(option.c_str());
 

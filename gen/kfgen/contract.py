@@ -176,7 +176,8 @@ def errors(k):
 
 def workspace(k):
     name = names.workspace(k.pattern).removeprefix("kf_")
-    text = "workspace: kf_[cpu_]{}({})" + (", aligned to 256" + k.workspace_note if k.scratch else ": 0, may be NULL")
+    text = "workspace: kf_[cpu_]{}({})" + (", aligned to 256" + k.workspace_note if k.scratch else
+                                   "; C: 0" if k.shared_out else ": 0, may be NULL")
     whole = text.format(name, ", ".join(k.sizes))
     return whole if len(whole) <= WIDTH + 3 else text.format(name, "sizes")
 

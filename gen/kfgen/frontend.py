@@ -8,7 +8,7 @@ activations it takes the activation's result, an input too, in place of the othe
 
 import json
 
-from kfgen import manifest, names, packed
+from kfgen import manifest, names, packed, paths
 from kfgen.dtypes import INT_DTYPES
 
 TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides", "accumulated")
@@ -84,5 +84,5 @@ def formulas(made):
 def files(selection):
     """{path in the package: text}"""
     made = manifest.build(selection)
-    found = {"ops.json": table(made), "formulas.json": formulas(made)}
+    found = {"ops.json": table(made) | {"generator": paths.digest()}, "formulas.json": formulas(made)}
     return {name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n" for name, what in found.items()}

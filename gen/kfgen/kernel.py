@@ -244,6 +244,11 @@ class Kernel(Signature):
         return bool(self.added)
 
     @property
+    def shared_out(self):
+        """Whether its schedules in CUDA use one for large tensors."""
+        return False
+
+    @property
     def unread_scalars(self):
         """Those that this direction does not read: a backward has all of its forward's, so that no better derivative changes a signature."""
         read = self.graph.variables(self.roots)
@@ -252,7 +257,7 @@ class Kernel(Signature):
     @property
     def unread_arguments(self):
         """What else its schedules do not read."""
-        return self.unread_scalars + ([] if self.scratch else [a.name for a in self.workspace_arguments])
+        return self.unread_scalars + ([] if self.scratch or self.shared_out else [a.name for a in self.workspace_arguments])
 
     @property
     def added(self):

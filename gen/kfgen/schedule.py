@@ -37,6 +37,7 @@ NONE = "nullptr"  # where a table of instances has none
 
 class Cuda:
     template = ""  # templates/cuda/<it>.j2
+    run_template = ""  # the same of <it>_run.j2; the family's name
 
     def __init__(self, kernel):
         self.k = kernel

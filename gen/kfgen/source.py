@@ -19,14 +19,22 @@ QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 """
 
 
+def _named(kernels):
+    """{name: (launcher, whether the name is its C one)}"""
+    return {name: (launcher, cpu) for k in kernels for launcher in k.launchers for name, cpu in ((launcher.name, False), (launcher.cpu_name, True))}
+
+
+def _may_have(selection, op, name):
+    """Whether the function can be one of the op's: what all of an op's kernels are takes a second to find out."""
+    begins = {f"kf_{cpu}{names.fill(op.pattern, a.name)}_" for a in selection.activations for cpu in ("", "cpu_")}
+    return any(name.startswith(begin) for begin in begins)
+
+
 def find(selection, name):
     """(launcher, whether the name is its C one)."""
-    known = {}
-    for k in selection.all_kernels():
-        for launcher in k.launchers:
-            known[launcher.name] = launcher, False
-            known[launcher.cpu_name] = launcher, True
+    known = _named(k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op))
     if name not in known:
+        known = _named(selection.all_kernels())
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
         raise ValueError(f"`{name}` is not a function of kf" + (f"; near it are: {', '.join(near)}" if near else "") + "; `kfgen list` shows all")
     return known[name]

@@ -11,6 +11,7 @@ import pytorch
 torch = pytorch.load()
 
 import torchops  # noqa: E402
+from formulas import DTYPES, EACH, ROWS, draw, made, shape_of  # noqa: E402
 from torchops import TOLERANCE, case, close, ids  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
@@ -140,12 +141,41 @@ def test_another_process_compiles_nothing(kf):
     assert kfpython.python(script) == kfpython.python(script, KF_OFFLINE="1") == "30.0"
 
 
+@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS])
+def test_fuse(kf, text, operands, scalars):
+    """Ops that the program makes, as the CPU computes them; their launchers are compiled here."""
+    f, shape = made(kf, text, operands, scalars), shape_of(operands)
+    for dtype, tolerance in DTYPES.values():
+        given = draw(operands, shape, dtype)
+        there = {n: t.detach().cuda().requires_grad_() for n, t in given.items()}
+        want, got = f(**given), f(**there)
+        assert got.is_cuda
+        close(got.cpu(), want, tolerance)
+        up = torch.randn(want.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+        theirs, mine = torch.autograd.grad(want, list(given.values()), up), torch.autograd.grad(got, list(there.values()), up.cuda())
+        for name, m, t in zip(given, mine, theirs):
+            close(m.cpu(), t, 30 * tolerance, f"d{name}")
+    assert " on a GPU: " in f.explain()
+
+
+def test_gradients_are_added(kf):
+    """As on the CPU: to tensors whose rows lie apart, in float32 beside weights of 2 bytes."""
+    rng = torch.Generator().manual_seed(1)
+    x, w, up = (torch.randn(shape, generator=rng).bfloat16() for shape in ((64, 96), (80, 96), (64, 80)))
+    found = []
+    for place in ("cpu", "cuda"):
+        to = torch.ones(80, 128, device=place)
+        given = [t.to(place).requires_grad_() for t in (x, w)]
+        kf.ops.linear_gelu(*given, grads={"weight": to[:, :96]}).backward(up.to(place))
+        assert given[1].grad is None and (to[:, 96:] == 1).all()
+        found.append((to[:, :96].cpu(), given[0].grad.cpu()))
+    for ours, theirs in zip(*found):
+        close(theirs, ours, 2e-2)
+
+
 def test_errors(kf):
     x = torch.randn(4, 8, device="cuda")
     with pytest.raises(ValueError, match="bias is on cpu, the others on cuda"):
         kf.ops.bias_relu(x, torch.zeros(8))
     with pytest.raises(ValueError, match="kf.bias_relu: bias has the shape"):
         kf.ops.bias_relu(x, x[0, :7])
-    f = kf.fuse("x * x", x="elem")
-    with pytest.raises(NotImplementedError, match="no kernel for tensors on cuda: ops that a program makes"):
-        f(x)

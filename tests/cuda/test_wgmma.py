@@ -7,6 +7,7 @@ import ctypes
 import checks
 import kflib
 import pytest
+import torch
 from conftest import BUILD
 from wgmma import FUNCTIONS
 
@@ -15,18 +16,22 @@ if not kflib.has_gpu():
 if kflib.capability() != (9, 0):
     pytest.skip("the device has no wgmma", allow_module_level=True)
 
+PLAIN = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bf16")
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
 COUNTED = """extern "C" int kft_threads;
 #define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
 """
 SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 65, 8, 8), (3, 129, 40, 64), (1, 1000, 1032, 520), (2, 1024, 2304, 768), (1, 3000, 136, 72)]
+# Up to 16 and up to 64; a depth of one block, and of 2 and 4 that share it; several times as many columns as there is room for at a time.
+FEW = [(1, 1, 1000, 520), (2, 16, 520, 4104), (1, 33, 4096, 1032), (3, 64, 136, 72), (1, 5, 2104, 2056), (1, 16, 30000, 64), (1, 64, 8, 8)]
 
 
 def build():
     header = BUILD / "cuda/threads.h"
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
-    return kflib.build("cuda", FUNCTIONS, BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
+    functions = [*FUNCTIONS, *(f for f in [PLAIN] if f not in FUNCTIONS)]
+    return kflib.build("cuda", functions, BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,24 @@ def lib():
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_launchers(lib, f):
     memory = checks.CudaMemory()
-    for sizes in SHAPES:
+    for sizes in SHAPES + FEW * (not f["bwd"]):
         checks.run(lib, memory, f, sizes)
         if not f["bwd"] and (sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))):  # rows of x as they lie there
-            assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value == 384
+            assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value == (160 if sizes in FEW else 384)
+
+
+def test_rows_alone(lib):
+    """Of up to 64 rows each has the same bits, however many there are."""
+    stream = torch.cuda.current_stream().cuda_stream
+    for cols, depth in ((4096, 4096), (1536, 7168), (136, 4104), (11008, 520)):
+        x, weight = (torch.randn(n, depth, device="cuda", dtype=torch.bfloat16) for n in (64, cols))
+        found = {}
+        for rows in (1, 5, 16, 17, 64):
+            out = torch.full((rows, cols), float("nan"), device="cuda", dtype=torch.bfloat16)
+            workspace = torch.empty(lib.workspace_bytes(PLAIN, (1, rows, cols, depth)), device="cuda", dtype=torch.uint8)
+            given = {"x": x, "weight": weight, "bias": None, "out": out, "pre": None, "strides": None, "workspace": workspace}
+            given = {name: t if t is None else t.data_ptr() for name, t in given.items()}
+            sizes = {"batch": 1, "rows": rows, "cols": cols, "depth": depth, "workspace_bytes": workspace.numel()}
+            assert lib.call(PLAIN, given | sizes, stream) == 0
+            found[rows] = out
+        assert all(torch.equal(found[64][:rows], out) for rows, out in found.items())

@@ -2,7 +2,7 @@
 // kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
-// [rings]
+// [rings or few]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 #include "gemm_kernel.cuh"
 
-#include <kf/core/gemm_hopper_host.cuh>
+#include <kf/core/gemm_few_host.cuh>
 
 static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }
@@ -21,7 +21,7 @@ static int below(int n) { return (int)(source() % (unsigned)n); }
 template <class T> static double number(T v) { return (double)(float)v; }
 template <> double number(double v) { return v; }
 
-// What a test is about.
+// What a test is about. splits: of few rows the blocks of a cluster, 1 << splits.
 struct problem {
     int rows, cols, depth, matrices, splits;
     bool whole, bias, residual, pre, nan;
@@ -44,6 +44,42 @@ template <class T> struct matrix {
     T *at() { return data.data() + skip; }
     T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
 };
+
+// The launch of a product by wgmma.
+struct by_wgmma {
+    ending *e;
+    kfi_gemm *g;
+    kfi_gemm_sizes sizes;
+    kfi_gemm_side a, b;
+    kf_i64 a_matrices[2], b_matrices[2];
+};
+template <int type, int layout, int products> static bool run_ring(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
+{
+    kfi_gemm_maps maps;
+    void *args[] = {c.e, c.g, &maps};
+    const kfi_name name = {"product", ""};
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
+    *result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_TURNS), args,
+                         nullptr, false, kfi_ring_shared(KFI_TILE_TURNS));
+    return true;
+}
+template <int type, int layout, int products> static bool run_few(const by_wgmma &c, int share_bits, kf_result_t *result)
+{
+    kfi_gemm_maps maps;
+    void *args[] = {c.e, c.g, &maps};
+    const kfi_name name = {"product", ""};
+    const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, c.sizes.rows, 64)) return false;
+    while (share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (share_bits + 1)) --share_bits;
+    maps.share_bits = share_bits;
+    maps.stages = stages;
+    maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
+    const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
+    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->col_tiles * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
+                         nullptr, false, kfi_few_shared(wide, layout, stages), 1u << share_bits);
+    return true;
+}
 
 template <int type, int tile, int layout, int products, int how> static bool run(const problem &p)
 {
@@ -68,7 +104,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
     const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage) {
+    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -87,14 +123,11 @@ template <int type, int tile, int layout, int products, int how> static bool run
     void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g}, *joint_args[] = {&e, &g};
     const kfi_name name = {"product", ""};
     kf_result_t result;
+    const by_wgmma call = {&e, &g, sizes, of_a, of_b, {a.apart, 0}, {b.apart, b.apart}};
     if constexpr (tile == KFI_TILE_TURNS) {
-        kfi_gemm_maps maps;
-        const kf_i64 a_matrices[] = {a.apart, 0}, b_matrices[] = {b.apart, b.apart};
-        void *ring_args[] = {&e, &g, &maps};
-        if (!kfi_gemm_map(&maps, sizes, type, layout, 1, of_a, a_matrices, of_b, b_matrices)) return false;
-        maps.units = g.row_tiles * g.col_tiles * p.matrices * choice.splits;
-        result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(tile), ring_args,
-                            nullptr, false, kfi_ring_shared(tile));
+        if (!run_ring<type, layout, products>(call, choice.splits, &result)) return false;
+    } else if constexpr (tile == KFI_TILE_FEW) {
+        if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
     } else {
         const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
@@ -166,6 +199,12 @@ static bool (*const KERNELS[])(const problem &) = {
         run<type, KFI_TILE_TURNS, 2, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 3, products, KFI_WHOLE>
 static bool (*const RINGS[])(const problem &) = {ALL_RINGS(KFI_OF_BF16, 1), ALL_RINGS(KFI_OF_F16, 1), ALL_RINGS(KFI_OF_BF16, 2)};
 
+// By wgmma, few rows.
+#define ALL_FEW(type, products)                                                                                                            \
+    run<type, KFI_TILE_FEW, 0, products, KFI_WHOLE>, run<type, KFI_TILE_FEW, 1, products, KFI_WHOLE>
+static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(KFI_OF_F16, 1), ALL_FEW(KFI_OF_BF16, 2),
+                                               run<KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE>, run<KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE>};
+
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
 {
@@ -198,14 +237,34 @@ static bool picks()
            kfi_gemm_workspace(odd) == (size_t)kfi_gemm_pick(odd).splits * 2 * 64 * 1024 * 4 && kfi_gemm_pick(odd).splits > 1;
 }
 
+// Blocks that share a depth of few rows, and how many an SM has: one full wave of them where that can be.
+static bool picks_few()
+{
+    const struct {
+        kf_i64 matrices, cols, depth;
+        int products, share_bits, blocks;
+    } rows[] = {{1, 4096, 4096, 1, 1, 1}, {1, 14336, 4096, 1, 0, 2}, {1, 1536, 7168, 1, 2, 1}, {1, 50257, 768, 1, 0, 3},
+                {1, 8, 64, 1, 0, 1},      {1, 2048, 4096, 2, 1, 1},  {32, 128, 512, 1, 0, 1},  {1, 4096, 1016, 1, 0, 1}};
+    for (const auto &r : rows)
+        for (int m = 1; m <= 64; m += 21) {
+            const kfi_few_choice c = kfi_gemm_few_pick({m, r.cols, r.depth, r.matrices, r.products, 2, true, true, false});
+            const int stages = kfi_few_stages(kfi_few_wide({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
+            if (c.share_bits == r.share_bits && c.blocks == r.blocks && stages >= 3) continue;
+            std::printf("%lld columns, a depth of %lld: 1 << %d blocks share it, %d an SM, %d stages\n", r.cols, r.depth, c.share_bits, c.blocks,
+                        stages);
+            return false;
+        }
+    return true;
+}
+
 int main(int count, char **words)
 {
-    const bool rings = count > 3;
+    const bool few = count > 3 && words[3][0] == 'f', rings = count > 3;
     const int cases = count > 1 ? std::atoi(words[1]) : 64,
-              kernels = (int)(rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
+              kernels = (int)(few ? sizeof FEW / sizeof *FEW : rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
-    if (!picks()) return 1;
+    if (!picks() || !picks_few()) return 1;
     for (int i = 0; i < cases; ++i) {
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
@@ -224,7 +283,8 @@ int main(int count, char **words)
             p.depth = 1 + below(800);
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (!(rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
+        if (few) p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
+        if (!(few ? FEW : rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {
         std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);

@@ -165,12 +165,32 @@ SEEDED = {
     "a weight's gradient over the rows of one block": (
         "kf/core/gemm_back.cuh", r"p->choice\.splits < 2 \|\| !p->t\.out", "true", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"), ()),
 }
+SEEDED |= {
+    "the next channel's values for a band's": (
+        "kf/core/row_band.cuh", r"return form == KFI_BAND_TWO \? \(e < split \?", "return form == KFI_BAND_TWO ? (e < split + 1 ?",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
+    "a band's last warp": (
+        "kf/core/row_band.cuh", r"if \(lane < warps\) own = buffer", "if (lane < warps - 1) own = buffer", ("kf_batch_norm_train_bwd_f32",), ()),
+    "a band's last row of threads": (
+        "kf/core/row_band.cuh", r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =", "w.row < g.rows - 1; kfi_band_next(&w)) own =",
+        ("kf_batch_norm_train_bwd_f32",), ()),
+    "means that are taken for one": (
+        "kf/core/row_band.cuh", r"return number \* d \* d;", "return 0 * d * d;", ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"), ()),
+    "squares of the second channel from the first one's value": (
+        "kf/core/row_band.cuh", r"m->number\[s\] == 0 && more > 0", "m->number[0] == 0 && more > 0", ("kf_batch_norm_train_f32",), ("memory",)),
+    "the last part of a band that is shared out": (
+        "kf/core/row_band.cuh", r"i < g\.parts; i \+= 32\) own = ", "i < g.parts - 1; i += 32) own = ",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
+    "a band's columns with a gap for no gap": (
+        "kf/core/row_band.cuh", r"\* \(p\.gap \+ g\.inner\) \+ u\.first", "* g.inner + u.first", ("kf_batch_norm_train_f32",), ()),
+}
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
 SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel.
 REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", "argmax") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+BANDS = [f for f in samples.MANIFEST if f["op"] == "batch_norm_train_{act}" and f["dtypes"] in (["f32"], ["f64"]) and f["activation"] == "none"]
 # Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
 PRODUCTS = [f for f in samples.MANIFEST if f["op"] == "linear_{act}_mul" and f["bwd"] and f["activation"] == "none"
             and f["dtypes"] in (["f32"], ["f64"])]
@@ -184,6 +204,8 @@ def users(path):
         return PRODUCTS
     if path.name.startswith("reduce"):
         return [f for f in REDUCED if (f["op"] == "argmax") == (path.name == "reduce_place.cuh")]
+    if path.name == "row_band.cuh":
+        return BANDS
     return [f for f in SUMS if (f["family"] == "row") == path.name.startswith("row")]
 
 
@@ -245,7 +267,7 @@ def test_the_original_is_green(include, tmp_path):
     """The machinery above does not turn red by itself. At level 1 one function of each schedule, in the order by which nearly all faults
     are noticed first: in the others test_numbers.py has run these schedules as they are."""
     names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
-    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS]
+    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS + BANDS]
     assert len(SITES) >= 10 and len(SUMS) >= 6 and len(REDUCED) >= 6 and len(PRODUCTS) == 2
     if cases.LEVEL == 1:
         assert caught(include, tmp_path, selection.cover(lambda f: [selection.schedule(f)], functions), (), ("forward",)) == set()

@@ -42,10 +42,35 @@ SEEDED = {
     "a warp's rows are overwritten": (RING, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
     "the rows of another warp": (RING, r"threadIdx\.x / 32 % 4 \* 16", "threadIdx.x / 32 % 2 * 16"),
 }
-ROUNDS = {"plain": "12", "asan": "12"}
+FEW = "kf/core/gemm_few.cuh"
+SEEDED_FEW = {
+    "a stage of few rows is read before it has come": (FEW, r"kfi_mbar_wait\(f\.full \+ 8 \* stage, phase\);", ""),
+    "a stage of few rows is filled while it is read": (FEW, r"kfi_mbar_wait\(f\.empty \+ 8 \* stage, phase\);", ""),
+    "a stage of few rows is given back before its product": (
+        FEW, r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);", "if (tells) kfi_mbar_arrive(f.empty + 8 * stage);"),
+    "fewer bytes of few rows than come": (FEW, r"kfi_few_right\(\) \+ maps\.left_bytes", "kfi_few_right()"),
+    "no fence before a product of few rows": (FEW, r"kfi_wgmma_fence\(\);", ""),
+    "sums of few rows before they are there": (FEW, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
+    "the first product of few rows adds": (FEW, r"i > 0 \|\| q > 0", "true"),
+    "mbarriers of few rows that copies do not see": (FEW, r"kfi_mbar_made\(\);", ""),
+    "blocks that need not be there": (FEW, r"if \(bits > 0\) kfi_cluster_wait\(\); // all", "// all"),
+    "sums of others before they have come": (FEW, r"kfi_cluster_arrive\(\);\n        kfi_cluster_wait\(\);\n    } else", "} else"),
+    "sums of other warps before they have come": (FEW, r"kfi_named_sync<KFI_FEW_MULTIPLY>\(1\);", ""),
+    "the last block's sums left out": (FEW, r"block < 1 << maps\.share_bits", "block < (1 << maps.share_bits) - 1"),
+    "a block's sums in another's place": (FEW, r"f\.rank \* 64 >> bits", "(f.rank ^ 1) * 64 >> bits"),
+    "the first block's depth in all of them": (FEW, r"\(f\.begin \+ i\) \* KFI_RING_DEPTH;", "i * KFI_RING_DEPTH;"),
+    "the last stage of a block's depth": (FEW, r"\(all \* \(f\.rank \+ 1\) >> maps\.share_bits\) - f\.begin;",
+                                          "(all * (f.rank + 1) >> maps.share_bits) - f.begin - (f.rank > 0);"),
+    "the second product's columns": (FEW, r"\+ product \* f\.groups \* 8", "+ 0 * product * f.groups * 8"),
+    "the second product's weights": (FEW, r"maps\.b \+ p, bar, depth", "maps.b, bar, depth"),
+    "the first matrix of few rows in all of them": (FEW, r"\(int\)at\.matrix \* maps\.turns_b", "0 * maps.turns_b"),
+    "another quarter of a stage of few rows": (FEW, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
+    "a row too many": (FEW, r"row < g\.rows && group", "row <= g.rows && group"),
+}
+ROUNDS = {"rings": "12", "few": "48"}
 
 
-def passes(include, work, variant="plain", rounds=None, seed=1):
+def passes(include, work, variant="plain", mode="rings", seed=1):
     """Whether the program, compiled with these headers, finds everything right."""
     program = work / variant
     if not program.exists():
@@ -54,19 +79,20 @@ def passes(include, work, variant="plain", rounds=None, seed=1):
         sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
         subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
     environment = os.environ | {"ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"}
-    done = subprocess.run([program, rounds or ROUNDS[variant], str(seed), "rings"], capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run([program, ROUNDS[mode], str(seed), mode], capture_output=True, text=True, timeout=600, env=environment)
     print(done.stdout, done.stderr[:3000])
     return done.returncode == 0 and done.stdout == "ok\n"
 
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain"])])
 def test_products(include, tmp_path, variant):
-    for seed in range(1, cases.by_level(1, 5) + 1):
-        assert passes(include, tmp_path, variant, seed=seed)
+    for mode in ROUNDS:
+        for seed in range(1, cases.by_level(1, 5) + 1):
+            assert passes(include, tmp_path, variant, mode, seed)
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    for file, text, instead in SEEDED.values():
+    for file, text, instead in [*SEEDED.values(), *SEEDED_FEW.values()]:
         faults.plant(include, tmp_path, file, text, instead)
 
 
@@ -76,10 +102,18 @@ def test_seeded_fault(include, tmp_path, what):
     assert not passes(broken, tmp_path), f"nobody notices {what}"
 
 
+@pytest.mark.parametrize("what", faults.some(SEEDED_FEW))
+def test_seeded_fault_of_few_rows(include, tmp_path, what):
+    broken = faults.plant(include, tmp_path, *SEEDED_FEW[what])
+    assert not passes(broken, tmp_path, mode="few"), f"nobody notices {what}"
+
+
 # ---- launchers
 
-# batch, rows, cols, depth; rows beyond 64, depths that fill the ring and go around it
-SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), *cases.by_level([], [(1, 65, 8, 8), (1, 300, 264, 328), (3, 129, 40, 64)])]
+# batch, rows, cols, depth; rows beyond 64, depths that fill the ring and go around it; few rows
+SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 8, 72, 456), (2, 56, 40, 328),
+          *cases.by_level([], [(1, 65, 8, 8), (1, 300, 264, 328), (3, 129, 40, 64)]),
+          *cases.by_level([], [(1, 1, 200, 8), (3, 16, 64, 72), (1, 24, 16, 520), (1, 64, 128, 200)])]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +130,6 @@ def test_launchers(lib, f):
     try:
         for sizes in SHAPES:
             checks.run(lib, memory, f, sizes)
-        assert not [name for name in emu.missing() if "_wgmma<" in name]
+        assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
         emu.set(hopper=0)

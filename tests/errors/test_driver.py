@@ -32,7 +32,12 @@ def both(request, driver):
     return recorded.build(FUNCTIONS, BUILD, request.param, PARTS), driver
 
 
+PRODUCTS = [(2, 3, 1, 5), (1, 64, 1024, 4096), (3, 8, 24, 16), (1, 130, 136, 72), (1, 4096, 4096, 512), (1, 70, 37, 2500)]
+
+
 def shapes(f):
+    if f["family"] == "gemm":
+        return PRODUCTS
     if f["family"] == "row":
         return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])]
     return [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)] if f["family"] == "reduce" else cases.of_form(f, SHAPES)
@@ -84,8 +89,11 @@ def test_the_record_has_something_of_everything(both):
     assert all(one.stream == STREAM and all(any(b) for b in one.arguments()[:1]) for one in seen)
     late = driver.log.architecture < 900
     assert any(one.grid[1] > 1 for one in seen) and any(not one.early for one in seen)
-    for word in ("early", "cluster", "raised"):
+    assert any(one.raised for one in seen)  # by products on any device, by clusters of rows from 9.0 on
+    for word in ("early", "cluster"):
         assert any(getattr(one, word) for one in seen) != late, word
+    for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
+        assert any(word in one.name() for one in seen) == (driver.log.architecture == 900), word
 
 
 def test_the_workspace_is_enough_for_any_device(driver):
@@ -104,7 +112,19 @@ def device(driver):
     for one in driver.log.of:
         one.parameters = 0
     yield driver
-    driver.log.loaded = driver.log.launched = driver.log.current = driver.log.own = driver.log.capturing = 0
+    driver.log.loaded = driver.log.launched = driver.log.threads = driver.log.current = driver.log.own = driver.log.capturing = 0
+
+
+def test_kernels_without_wgmma(device):
+    """What a loader compiles for sm_90 is empty there, and may have a warp's threads."""
+    products = [f for f in FUNCTIONS if f["family"] == "gemm" and f["dtypes"][0] == "bf16"]
+    assert products
+    for threads in (32, 0):
+        device.log.threads, found = threads, set()
+        for f in products:
+            for _, call in calls(device, f):
+                found |= {one.kernel.decode() for one in launches(device, f, call)}
+        assert any("_wgmma<" in name or "_few<" in name for name in found) == (threads == 0)
 
 
 @pytest.mark.parametrize(("status", "code"), [(NOT_FOUND, NO_KERNEL_IMAGE), (209, NO_KERNEL_IMAGE), (NO_CONTEXT, CUDA)])

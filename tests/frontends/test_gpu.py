@@ -50,6 +50,39 @@ def calls(driver, cache, *found, **environment):
     return json.loads(done.stdout), done.stderr.splitlines()
 
 
+OWN = """
+import ctypes, os, sys
+import kernel_fusion as kf
+from kernel_fusion import _compiled, _gpu
+opened = _compiled.OwnOnGpu.open
+_compiled.OwnOnGpu.open = lambda self, path: _gpu.Gpu(path, driver=sys.argv[1], text=self.text)
+memory = ctypes.create_string_buffer(1 << 20)
+at = -(-ctypes.addressof(memory) // 4096) * 4096
+for f in (kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem"), kf.fuse_row("x * rsqrt(mean(x * x) + eps)", x="elem", eps=1e-6)):
+    for direction in (f._op.forward, f._op.backward):
+        function = f._op.function("none", ("bf16",), direction is f._op.backward)
+        tensors = [at + 65536 * i for i in range(len(direction.inputs) + len(direction.outputs))]
+        f._own.on_gpu.call(function, tensors, [8, 16], None, [1e-6] * len(direction.scalars), None, lambda n: (None, at + 65536 * 14), 0, 0x5000)
+        print(function)
+    print(f.explain("bfloat16").splitlines()[-1])
+"""
+
+
+def test_ops_of_the_program(driver, tmp_path):
+    """kf.fuse's: their launchers are compiled once, and launch kernels of their own formula."""
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    for offline in ("0", "1"):
+        done = subprocess.run([sys.executable, "-c", OWN, str(driver)], capture_output=True, text=True,
+                              env={**os.environ, "KF_CACHE_DIR": str(tmp_path), "PYTHONPATH": path, "KF_OFFLINE": offline})
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        assert len(said) == 6 and said[2].startswith("bf16 on a GPU: ") and said[2].endswith(".so")
+        kernels = [name for name in said if name.startswith("kf_")]
+        launched = [k for k in done.stderr.splitlines() if "kfk_fused_" in k]
+        assert len(kernels) == 4 and len(launched) >= 4 and all(k.endswith(" on 0x5000") for k in launched)
+    assert len(list(tmp_path.glob("fused_*.so"))) == 2
+
+
 ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 
 

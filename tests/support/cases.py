@@ -97,8 +97,8 @@ def like(table, found):
 
 
 def most_launches(f):
-    """Of a call: two for each pass over an axis that is shared out."""
-    return getattr(own(f), "LAUNCHES", 2) if own(f) else 7 if f["family"] == "reduce" else 2
+    """Of a call: two for each pass over an axis that is shared out, or over channels, of which one stores what is computed."""
+    return getattr(own(f), "LAUNCHES", 2) if own(f) else 7 if f["family"] == "reduce" else 3 if channels(f) else 2
 
 
 def of_form(f, table, *default):
@@ -177,6 +177,13 @@ def rows_of(f, table):
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 
 
+# Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
+# odd ones; what a block of an emulation holds, and more.
+BANDS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
+          [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(200, 16, 1), 0], [(200, 13, 1), 1], [(70, 8, 3), 0], [(1, 3, 700), 0],
+          [(2, 1, 1001), 0]]
+
+
 def share_of(f, table):
     """A quarter of it, from activation to activation another one."""
     return table[sum(map(ord, f["activation"])) % 4::4]
@@ -192,6 +199,8 @@ def shapes(f, whole=None):
         base, more = ([s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]] for found in (REDUCED, REDUCED_2))
     elif f["scratch"]:
         base = base + of_form(f, SUMS)
+    if channels(f):
+        base = base + BANDS
     if f["family"] == "row":
         base = base + rows_of(f, LINES if (whole_table(f) if whole is None else whole) else share_of(f, LINES) if LEVEL > 1 else [])
     return base if LEVEL == 1 else base + more[::4] if LEVEL == 2 else base + more

@@ -122,6 +122,29 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
 #endif
 }
 
+// Of up to `wide` rows.
+template <int type, int layout, int products, int wide>
+KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_FEW, products>(g, blockIdx.x >> maps.share_bits);
+    const kfi_few own = kfi_few_begin<wide, layout, products>(at, maps);
+    if (threadIdx.x >= KFI_FEW_MULTIPLY) return kfi_few_produce<wide, layout, products>(own, at, maps);
+    float sums[wide / 2];
+    kfi_few_multiply<type, wide, layout>(sums, own, maps);
+    kfi_few_send<wide, products>(sums, own, maps);
+    kfi_gemm_cell cell;
+#pragma unroll 1
+    for (int vector = 0; kfi_few_find<wide>(&cell, vector, own, at, g); ++vector) {
+        if (cell.left <= 0) continue;
+        alignas(16) float acc[products][8];
+#pragma unroll
+        for (int p = 0; p < products; ++p) kfi_few_take<wide>(acc[p], own, cell, p, maps);
+        finish<type, products>(acc, cell, at.matrix, e);
+    }
+#endif
+}
+
 template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS

@@ -10,7 +10,7 @@ import kflib
 import toolkit
 
 HEADER = kflib.ROOT / "tests/support/recorded_launches.h"
-PARAMETERS, BYTES, LAUNCHES = 16, 512, 8
+PARAMETERS, BYTES, LAUNCHES = 16, 640, 8
 
 
 class Launch(ctypes.Structure):
@@ -34,7 +34,7 @@ class Launch(ctypes.Structure):
 
 class Record(ctypes.Structure):
     _fields_ = [("count", ctypes.c_int), ("of", Launch * LAUNCHES), ("raised", ctypes.c_uint),
-                *((n, ctypes.c_int) for n in ("architecture", "image", "loaded", "launched", "current", "own", "capturing"))]
+                *((n, ctypes.c_int) for n in ("architecture", "image", "loaded", "launched", "threads", "current", "own", "capturing"))]
 
 
 def build(functions, build_dir, architecture=None, flags=()):

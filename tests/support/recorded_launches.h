@@ -15,7 +15,7 @@ struct kft_launch {
     unsigned grid[3], block[3], shared, cluster, early, raised; /* raised: the shared memory that the kernel was allowed before */
     const void *stream;
     int parameters, sizes[16];
-    unsigned char bytes[16][512];
+    unsigned char bytes[16][640];
 };
 struct kft_record {
     int count;
@@ -24,6 +24,7 @@ struct kft_record {
     /* The driver's answers. */
     int architecture, image; /* the device's; its kernels' */
     int loaded, launched;    /* a CUresult each */
+    int threads;             /* that a kernel's block may have; 0: as many as it is asked for */
     int current, own, capturing;
 };
 extern "C" {
@@ -46,6 +47,22 @@ static inline void kft_keep(kft_launch *to, const unsigned *grid, const unsigned
     to->shared = shared;
     to->stream = stream;
     for (int i = 0; i < to->parameters; ++i) memcpy(to->bytes[i], args[i], (size_t)to->sizes[i]);
+}
+
+/* cuTensorMapEncodeTiled: what it is given, written down in the map's 128 bytes. */
+static inline int kft_encode(void *map, int type, unsigned rank, void *p, const unsigned long long *sizes, const unsigned long long *strides,
+                             const unsigned *box, const unsigned *steps, int interleave, int swizzle, int promotion, int fill)
+{
+    unsigned long long words[16] = {(unsigned long long)type | (unsigned long long)rank << 8 | (unsigned long long)interleave << 16 |
+                                        (unsigned long long)swizzle << 24 | (unsigned long long)promotion << 32 | (unsigned long long)fill << 40,
+                                    (unsigned long long)p};
+    for (unsigned i = 0; i < rank && i < 3; ++i) {
+        words[2 + i] = sizes[i];
+        words[5 + i] = i + 1 < rank ? strides[i] : 0;
+        words[8 + i] = box[i] | (unsigned long long)steps[i] << 32;
+    }
+    memcpy(map, words, sizeof words);
+    return 0;
 }
 
 #ifdef KFT_DRIVER
@@ -83,8 +100,20 @@ __attribute__((weak)) CUresult cuStreamGetDevice(CUstream, CUdevice *device)
 }
 __attribute__((weak)) CUresult cuFuncGetAttribute(int *value, CUfunction_attribute what, CUfunction)
 {
+    if (what == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) return *value = kft_log.threads ? kft_log.threads : 1024, CUDA_SUCCESS;
     return *value = kft_log.image / 10, what == CU_FUNC_ATTRIBUTE_PTX_VERSION ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+#if CUDA_VERSION >= 12000
+__attribute__((weak)) CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *p, const cuuint64_t *sizes,
+                                                      const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps,
+                                                      CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                                      CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    return (CUresult)kft_encode(map, (int)type, rank, p, (const unsigned long long *)(const void *)sizes,
+                                (const unsigned long long *)(const void *)strides, box, steps, (int)interleave, (int)swizzle, (int)promotion,
+                                (int)fill);
+}
+#endif
 __attribute__((weak)) CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute what, int value)
 {
     kft_log.raised = (unsigned)value;
@@ -131,19 +160,19 @@ __attribute__((weak)) cudaError_t cudaGetDevice(int *) { return cudaErrorUnknown
 __attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
-#if CUDART_VERSION >= 12050 /* a driver without tensor maps: nobody multiplies by wgmma */
+#if CUDART_VERSION >= 12050
 __attribute__((weak)) cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned, unsigned long long,
                                                                    cudaDriverEntryPointQueryResult *found)
 {
-    *entry = nullptr;
-    *found = cudaDriverEntryPointSymbolNotFound;
+    *entry = (void *)kft_encode;
+    *found = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
 #elif CUDART_VERSION >= 12000
 __attribute__((weak)) cudaError_t cudaGetDriverEntryPoint(const char *, void **entry, unsigned long long, cudaDriverEntryPointQueryResult *found)
 {
-    *entry = nullptr;
-    *found = cudaDriverEntryPointSymbolNotFound;
+    *entry = (void *)kft_encode;
+    *found = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
 #endif

@@ -92,13 +92,13 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
     _compile(path, chosen, (cc, *words), texts, (NATIVE / "pool.c",), (*LINK, *link, *flags, "-lm", "-lpthread"))
 
 
-def cuda_library(path: pathlib.Path, chosen: Any) -> None:
+def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None = None) -> None:
     """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it."""
     found = cuda_compiler()
     if not found:
         raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
                            "KF_WHEEL_CUDA=0 for a package without them")
-    texts = packed_cuda.sources(packed_cuda.functions(manifest.build(chosen)))
+    texts = packed_cuda.sources([f for f in packed_cuda.functions(manifest.build(chosen)) if dtypes in (None, tuple(f[1]["dtypes"]))])
     _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, (NATIVE / "loader.cpp",), (*LINK, "-ldl", "-lpthread"))
 
 

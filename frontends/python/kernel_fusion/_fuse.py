@@ -68,7 +68,8 @@ class Fused:
         for f in (f for f in made["functions"] if not f["state"]):
             lines += ["", f"{'backward' if f['bwd'] else 'forward'}: {f['cpu_name']}", *(f"    {line}" for line in f["formula"]),
                       f"    {f['cost']['bytes']} bytes, {f['cost']['flops']} operations"]
-        lines += ["", *(f"{d}: {what}" for d, what in self._own.state().items())] if self._own.made else ["", "nothing is compiled yet"]
+        compiled = {**self._own.state(), **{f"{d} on a GPU": what for d, what in self._own.on_gpu.state().items()}}
+        lines += ["", *(f"{d}: {what}" for d, what in compiled.items())] if compiled else ["", "nothing is compiled yet"]
         return "\n".join(lines)
 
 

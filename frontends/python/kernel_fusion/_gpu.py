@@ -20,16 +20,10 @@ from kernel_fusion import _info, _nvrtc, _table
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
 ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
-MAKER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))
+MAKER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p),
+                         ctypes.POINTER(ctypes.c_char_p))
 DEVICE_CODES = (7, 8, 9)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
 Space = Callable[[int], tuple[Any, int]]  # bytes -> (what keeps them, their address)
-
-
-@functools.cache
-def _generator() -> str:
-    from kfgen import paths
-
-    return str(paths.digest())
 
 
 @functools.cache
@@ -48,25 +42,23 @@ def text(function: str) -> str:
     return str(source.source(_selection(), function))
 
 
-class Call(threading.local):
-    """What a thread is about to launch."""
-
-    function, device, stream = "", 0, 0
-    error: Exception | None = None
+class Thread(threading.local):
+    error: Exception | None = None  # why there was no kernel for its last launch
 
 
 class Gpu:
     """The library of launchers; as _library.Library, of addresses on a GPU."""
 
-    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None):
+    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text):
         if not path.exists():
             raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
                               "KF_WHEEL_CUDA=0; install it again where they are")
-        self.path, self.dll, self.now, self.lock = path, ctypes.CDLL(str(path)), Call(), threading.Lock()
+        self.text, self.path, self.dll, self.now, self.lock = text, path, ctypes.CDLL(str(path)), Thread(), threading.Lock()
         self.dll.kfp_run_on.argtypes = ARGUMENTS
         self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
         self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
+        self.dll.kfp_give_reason.argtypes = [ctypes.c_char_p]
         for name in ("kfp_error", "kfp_detail"):
             getattr(self.dll, name).restype = ctypes.c_char_p
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
@@ -107,12 +99,11 @@ class Gpu:
         held, at = space(size) if space and size else (None, 0)
         d = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
         s = (ctypes.c_double * len(scalars))(*scalars)
-        now = self.now
-        now.function, now.device, now.stream, now.error = function, device, stream, None
+        self.now.error = None
         code = self.dll.kfp_run_on(device, found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size, stream)
         del held
-        if now.error is not None:
-            error, now.error = now.error, None
+        error = self.failed() if code else None
+        if error is not None:
             raise error
         if code < 0:
             raise RuntimeError(f"{function}: CUDA's driver gives no context of device {device}")
@@ -121,38 +112,44 @@ class Gpu:
 
     # ---- kernels
 
-    def _make(self, kernel: bytes, cubin: Any, lowered: Any) -> int:
+    def _make(self, function: bytes, device: int, stream: int | None, kernel: bytes, cubin: Any, lowered: Any) -> int:
         """The loader's question, in the midst of a launch: an exception is kept for the call."""
         try:
-            image, name = self.made(self.now.function, kernel.decode(), self.architecture(self.now.device))
+            image, name = self.made(function.decode(), kernel.decode(), self.architecture(device), stream)
             cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
             return 0
         except Exception as e:  # C between here and the caller lets none through
             self.now.error = e
+            self.dll.kfp_give_reason(str(e).encode())
             return 1
 
-    def made(self, function: str, kernel: str, architecture: str) -> tuple[bytes, bytes]:
+    def failed(self) -> Exception | None:
+        """Why there was no kernel for this thread's last launch, once."""
+        error, self.now.error = self.now.error, None
+        return error
+
+    def made(self, function: str, kernel: str, architecture: str, stream: int | None = None) -> tuple[bytes, bytes]:
         """(cubin, name in it), from memory, from disk, or by NVRTC."""
         with self.lock:
             key = kernel, architecture
             if key not in self.cubins:
                 path = self.file(function, kernel, architecture)
-                self.cubins[key] = _read(path) or self._compile(function, kernel, architecture, path)
+                self.cubins[key] = _read(path) or self._compile(function, kernel, architecture, path, stream)
             return self.cubins[key]
 
     @staticmethod
     def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
-        told = repr((function, kernel, architecture, _nvrtc.which(), _generator()))
+        told = repr((function, kernel, architecture, _nvrtc.which(), _table.generator()))
         return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
 
-    def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path) -> tuple[bytes, bytes]:
+    def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
         if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
             raise RuntimeError(f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: call it once "
                                "without, with the same KF_CACHE_DIR")
-        if self.dll.kfp_capturing(self.now.stream):
+        if self.dll.kfp_capturing(stream):
             raise RuntimeError(f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
                                "with these sizes before")
-        found = _nvrtc.compile_kernel(text(function), kernel, architecture)
+        found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
         _write(path, found)
         return found
 

@@ -59,5 +59,5 @@ def info() -> dict[str, Any]:
         return found | {"why no library": str(e)}
     if "torch" in sys.modules:
         own = importlib.import_module("kernel_fusion.torch")
-        found |= {"torch": own.kernels(), "cuda": own.gpu()}
+        found |= {"torch": own.kernels(), "cuda": own.gpu(), "torch on cuda": own.kernels(own.WHY_NO_SHIM_ON_GPU)}
     return found | {"library": str(library.path), "functions": library.count, "threads": _library.get_threads()}

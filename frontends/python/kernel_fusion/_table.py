@@ -285,6 +285,11 @@ def abi() -> int:
     return version
 
 
+def generator() -> str:
+    """Of all that kernels are generated from, when this package was made."""
+    return str(_read()["generator"])
+
+
 @functools.cache
 def find(name: str, activation: str | None = None) -> tuple[Op, str]:
     """An op by its name, its pattern or one of its functions, with an activation."""

@@ -14,6 +14,7 @@ LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines a
 # The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
 TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
+FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
@@ -27,15 +28,10 @@ class Old(Instance):
 
 @dataclass(frozen=True)
 class Hopper(Instance):
-    """Of sm_90a: not among the kernels that are loaded by name."""
+    """Of sm_90a."""
 
     def __str__(self):
         return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
-
-
-def loaded(instances):
-    """Those that may be loaded by name."""
-    return [i for i in instances if not isinstance(i, Hopper)]
 
 
 class GemmCuda(Cuda):
@@ -142,7 +138,8 @@ class GemmCuda(Cuda):
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
             found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
-        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances]
+        few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
+        return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
     @property
     def by_wgmma(self):
@@ -150,14 +147,19 @@ class GemmCuda(Cuda):
         return not self.k.bwd and self.k.dtype.size == 2
 
     @property
+    def few_by_wgmma(self):
+        """Whether there are kernels of few rows for sm_90a: core/gemm_few.cuh."""
+        return self.by_wgmma and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
+
+    @property
     def stage_instances(self):
         if not self.k.bwd:
             products = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
-            found = self.own_instances
-            return [*([i] for i in self.strip_instances), loaded(found[:products]), [found[products]]]
+            found, strips = self.own_instances, len(self.strip_instances)
+            return [*([i] for i in self.strip_instances), found[:products] + found[products + 1 + strips:], [found[products]]]
         size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
-        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (loaded(of[:-1]), of[-1:])), self.sum_instances[-1:]]
+        found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
 
     # ---- backward

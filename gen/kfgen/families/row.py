@@ -8,6 +8,7 @@ from kfgen.entries import SpecError
 from kfgen.expr import stages
 from kfgen.families.family import one_broadcast, wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
+from kfgen.families.row_band import BandCuda
 from kfgen.families.row_c import RowC
 from kfgen.families.row_cuda import RowCuda
 from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
@@ -16,7 +17,11 @@ from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
 class RowKernel(RowsKernel):
     @functools.cached_property
     def cuda(self):
-        return RowCuda(self)
+        return BandCuda(self) if self.shared_out else RowCuda(self)
+
+    @functools.cached_property
+    def shared_out(self):
+        return BandCuda.takes(self)
 
     @functools.cached_property
     def c(self):

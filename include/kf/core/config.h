@@ -15,6 +15,9 @@
    KF_DRIVER_CALL      Affects: files with KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the
                        driver API, by programs that look them up in libcuda themselves. Default: the function, which the
                        program is linked with (-lcuda). Cost: none.
+   KF_EARLY_WEIGHTS    Affects: linear layers of up to 64 rows in CUDA, in code for sm_90a. Defined, a kernel that is launched while the one
+                       before it ends reads its weights at once: for programs in which no kernel of the stream that may still
+                       run writes them. Default: not defined, the kernel waits first. Cost of the default: 1 to 2 us a call.
    KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers in one pass, for an
                        emulation that runs them on the CPU: set by that of tests/emu, in its cuda_runtime.h, which comes
                        before kf's headers. Inline PTX has a twin in C then. Default: off.

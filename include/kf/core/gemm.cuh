@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/gemm.cuh: products of matrices: out = f(A . B), where a kernel brings f along. gemm_tile.cuh says how the work is shared out,
-// gemm_mma.cuh, gemm_simt.cuh and gemm_hopper.cuh add up, gemm_load.cuh fills shared memory, gemm_pick.cuh chooses.
+// gemm_mma.cuh, gemm_simt.cuh, gemm_hopper.cuh and gemm_few.cuh add up, gemm_load.cuh fills shared memory, gemm_pick.cuh chooses.
 #ifndef KF_CORE_GEMM_CUH
 #define KF_CORE_GEMM_CUH
 
-#include "kf/core/gemm_hopper.cuh"
+#include "kf/core/gemm_few.cuh"
 #include "kf/core/gemm_mma.cuh"
 #include "kf/core/gemm_pick.cuh"
 #include "kf/core/gemm_simt.cuh"

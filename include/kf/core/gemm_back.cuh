@@ -250,7 +250,7 @@ KF_FN KFI_SMALL bool kfi_back_maps(kfi_back_product *p, const kfi_back_call &c, 
 {
     const kfi_gemm_terms &t = p->t;
     const kfi_gemm_side a = {{t.a[0], t.a[1]}, {t.a_ld[0], t.a_ld[1]}}, b = {{t.b[0], t.b[1]}, {t.b_ld[0], t.b_ld[1]}};
-    return kfi_gemm_by_wgmma(p->sizes) && kfi_has_wgmma(kernel) &&
+    return kfi_gemm_by_wgmma(p->sizes) && kfi_has_wgmma(kernel, kfi_tile_threads(KFI_TILE_TURNS)) &&
            kfi_gemm_map(&p->maps, p->sizes, c.op->type, c.op->layouts[p->of], t.count, a, t.a_matrix, b, t.b_matrix);
 }
 // Chooses a tile; out: the result's tensor, -1: the product is left in the workspace. False: there would be too many blocks.

@@ -30,7 +30,9 @@ KFI_BOTH constexpr int kfi_ring_shared(int tile)
 struct kfi_gemm_maps {
     kfi_tensor_map a[2], b[2];
     int turns_a[2], turns_b[2], terms;
-    unsigned units; // tiles of all matrices and splits
+    unsigned units;         // tiles of all matrices and splits
+    // gemm_few.cuh: of a ring, 2 at least; bytes of the left factor in each; 2^share_bits blocks share a depth
+    int stages, left_bytes, share_bits;
 };
 
 // Where there are no such instructions the code is empty. Host code sees it by how many threads the kernel may have.

@@ -18,16 +18,26 @@
 #ifdef KFI_HOST_PASS
 #include "kf/core/launch.cuh"
 
-// cuTensorMapEncodeTiled, found at run time: nobody links with the driver for it. Kernels that are loaded by name have no such code.
+// cuTensorMapEncodeTiled. Where nvcc compiles it is found at run time: nobody links with the driver for it.
 typedef int (*kfi_encode_map)(kfi_tensor_map *map, int type, unsigned rank, void *p, const unsigned long long *sizes,
                               const unsigned long long *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
                               int promotion, int fill);
 #if defined(KF_EMULATE)
 KF_FN kfi_encode_map kfi_find_encode() { return (kfi_encode_map)kf_emu_encode; }
-KF_FN bool kfi_has_wgmma(const void *kernel) { return kernel != nullptr; }
+#elif defined(KFI_DRIVER) && CUDA_VERSION >= 12000
+KF_FN int kfi_encode_by_driver(kfi_tensor_map *map, int type, unsigned rank, void *p, const unsigned long long *sizes,
+                               const unsigned long long *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
+                               int promotion, int fill)
+{
+    static_assert(sizeof *map == sizeof(CUtensorMap) && alignof(kfi_tensor_map) >= alignof(CUtensorMap), "kf: a tensor map is the driver's");
+    return (int)KF_DRIVER_CALL(cuTensorMapEncodeTiled)((CUtensorMap *)(void *)map, (CUtensorMapDataType)type, rank, p, (const cuuint64_t *)(const void *)sizes,
+                                                       (const cuuint64_t *)(const void *)strides, box, steps, (CUtensorMapInterleave)interleave,
+                                                       (CUtensorMapSwizzle)swizzle, (CUtensorMapL2promotion)promotion,
+                                                       (CUtensorMapFloatOOBfill)fill);
+}
+KF_FN kfi_encode_map kfi_find_encode() { return kfi_encode_by_driver; }
 #elif defined(KFI_DRIVER) || CUDART_VERSION < 12000
 KF_FN kfi_encode_map kfi_find_encode() { return nullptr; }
-KF_FN bool kfi_has_wgmma(const void *) { return false; }
 #else
 KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
 {
@@ -44,18 +54,22 @@ KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
     kfi_write_pointer(&known, found);
     return (kfi_encode_map)found;
 }
-// Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too, the kernel may have a warp's threads.
-KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel)
+#endif
+// Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too, the kernel may have a warp's threads. A
+// kernel that is loaded is loaded for this question, or, if it is not found, is not there.
+#ifdef KF_EMULATE
+KF_FN bool kfi_has_wgmma(const void *kernel, int) { return kernel != nullptr; }
+#else
+KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 {
-    if (!kernel) return false;
+    if (!kernel || !kfi_find_encode()) return false;
     bool some = true;
 #ifdef KFI_ARCHITECTURES
     const int list[] = {KFI_ARCHITECTURES};
     some = false;
     for (int arch : list) some = some || arch == 900;
 #endif
-    cudaFuncAttributes found;
-    return some && cudaFuncGetAttributes(&found, kernel) == cudaSuccess && found.maxThreadsPerBlock >= kfi_tile_threads(KFI_TILE_TURNS);
+    return some && kfi_most_threads(kernel) >= threads;
 }
 #endif
 
@@ -84,12 +98,13 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
 // The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
+// rows, cols: of a tile.
 KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type, int layout, int terms, const kfi_gemm_side &a,
-                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix)
+                                  const kf_i64 *a_matrix, const kfi_gemm_side &b, const kf_i64 *b_matrix,
+                                  int rows = kfi_tile_rows(KFI_TILE_TURNS), int cols = kfi_tile_cols(KFI_TILE_TURNS))
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
-    const int lines_a = turned_a ? KFI_RING_DEPTH : kfi_tile_rows(KFI_TILE_TURNS),
-              lines_b = turned_b ? KFI_RING_DEPTH : kfi_tile_cols(KFI_TILE_TURNS) / s.products;
+    const int lines_a = turned_a ? KFI_RING_DEPTH : rows, lines_b = turned_b ? KFI_RING_DEPTH : cols / s.products;
     bool mapped = true;
     maps->terms = terms;
     for (int i = 0; mapped && i < terms; ++i) {

@@ -3,7 +3,7 @@
 #ifndef KF_CORE_GEMM_HOST_CUH
 #define KF_CORE_GEMM_HOST_CUH
 
-#include "kf/core/gemm_hopper_host.cuh"
+#include "kf/core/gemm_few_host.cuh"
 #include "kf/core/gemm_sum.cuh"
 
 // A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.

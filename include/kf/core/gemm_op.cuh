@@ -29,7 +29,8 @@ struct kfi_gemm_op {
     kfi_arguments arguments;
     kfi_strides strides;
     const char *shapes;         // gemm_check.h
-    const void *const *kernels; // by kfi_gemm_kernel_of; the last one joins split depths. Behind them, where `loads`: the factor's strip
+    const void *const *kernels; // by kfi_gemm_kernel_of; the last one joins split depths. Behind them, where `loads`, the factor's strip; of
+                                // 2 bytes those of few rows, up to 16 and up to 64
     int size;                   // bytes of an element
     int left, products, weights[2];
     int layout;
@@ -112,18 +113,28 @@ KF_FN KFI_SMALL bool kfi_forward_strip_fits(const kfi_gemm_op &op, const kfi_for
            (room.inner <= most && kfi_strip_strips(room.inner, op.size) * kfi_strip_parts(room.outer, room.inner, op.size) <= most);
 }
 
-// By wgmma, if the operands and the device allow it: false where they do not.
-KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,
-                                            kf_result_t *result)
+// Whether TMA can have the operands, in tiles of so many rows and columns.
+KF_FN KFI_SMALL bool kfi_forward_map(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, int rows, int cols)
 {
     const kfi_gemm_tensors &t = *c.t;
     const int *const w = op.weights, last = op.products - 1;
     const kfi_gemm_side a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}}, b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
     const kf_i64 a_matrix[] = {t.matrix[op.left], 0}, b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
-    if (!kfi_gemm_by_wgmma(s) || !kfi_has_wgmma(op.kernels[KFI_GEMM_WGMMA])) return false;
-    if (!kfi_gemm_map(c.maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix)) return false;
-    if (!kfi_gemm_fill(c.g, s, kfi_gemm_wgmma_choice(s), wide, nullptr)) return false;
-    *result = kfi_gemm_launch_wgmma(&op.name, op.kernels[KFI_GEMM_WGMMA], c.maps, *c.g, s.matrices, c.args, c.stream);
+    return kfi_gemm_map(c.maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix, rows, cols);
+}
+// By wgmma, if the operands and the device allow it: false where they do not.
+KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,
+                                            kf_result_t *result)
+{
+    const bool few = kfi_gemm_by_few(s, op.layout);
+    const int tile = few ? KFI_TILE_FEW : KFI_TILE_TURNS;
+    const void *const kernel = op.kernels[few ? kfi_gemm_kernels(op.size) + op.loads + (s.rows > 16) : KFI_GEMM_WGMMA];
+    if ((!few && !kfi_gemm_by_wgmma(s)) || !kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
+    const int rows = few ? (int)s.rows : kfi_tile_rows(tile);
+    const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s);
+    if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
+    *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream)
+                  : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, s.matrices, c.args, c.stream);
     return true;
 }
 

@@ -15,7 +15,7 @@
 #endif
 
 // What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const __grid_constant__` parameter.
-struct alignas(64) kfi_tensor_map {
+struct alignas(128) kfi_tensor_map {
     unsigned long long words[16];
 };
 
@@ -57,6 +57,16 @@ KFI_DEVICE void kfi_store_remote(unsigned to, unsigned v KFI_AND_CALLER)
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
 #else
     kf_emu_store(to, &v, 4 KFI_PASS_CALLER);
+#endif
+}
+
+KFI_DEVICE void kfi_store_remote(unsigned to, float v0, float v1 KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v0), "f"(v1) : "memory");
+#else
+    const float v[] = {v0, v1};
+    kf_emu_store(to, v, 8 KFI_PASS_CALLER);
 #endif
 }
 
@@ -161,6 +171,23 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
         "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
         : "memory");
 #else
+    const int at[] = {x, y, z};
+    kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
+#endif
+}
+// What is read will be read no more, or by all blocks: which of it the L2 cache gives up first (createpolicy.fractional of all of it).
+#define KFI_READ_ONCE 0x12f0000000000000ull
+#define KFI_READ_OFTEN 0x14f0000000000000ull
+KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, int z,
+                              unsigned long long policy KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], "
+                 "[%2], %6;" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
+                 : "memory");
+#else
+    (void)policy;
     const int at[] = {x, y, z};
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif

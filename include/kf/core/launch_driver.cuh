@@ -91,6 +91,19 @@ KF_FN KFI_SMALL kf_result_t kfi_load(const kfi_name *name, const char *kernel, C
     return KF_SUCCESS;
 }
 
+// How many threads a block of this kernel may have; 0 where nobody knows.
+KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
+{
+    char text[256];
+    kfi_write_instance(text, sizeof text, (const kfi_instance *)kernel);
+    CUfunction function = nullptr;
+    int most = 0;
+    if (KF_LOAD_KERNEL(text, &function) != CUDA_SUCCESS ||
+        KF_DRIVER_CALL(cuFuncGetAttribute)(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function) != CUDA_SUCCESS)
+        return 0;
+    return most;
+}
+
 KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c, kfi_status *status)
 {
     char text[256];

@@ -20,5 +20,7 @@
 #include "kf/core/row_reduce.cuh"
 #include "kf/core/row_segments.cuh"
 #include "kf/core/row_shift.cuh"
+#include "kf/core/row_band.cuh"
+#include "kf/core/row_band_host.cuh"
 
 #endif

@@ -74,6 +74,11 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
     "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // Statements of PTX differ in the numbers of their operands: one for each width, with p the product and its types.
+#define KFI_WGMMA_SHARED_16(p)                                                                                                             \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, 0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32." p " {%0, %1, %2, "    \
+                 "%3, %4, %5, %6, %7}, %8, %9, add, 1, 1, %11, %12;\n\t}"                                                                  \
+                 : KFI_D8(0)                                                                                                               \
+                 : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
 #define KFI_WGMMA_SHARED_64(p)                                                                                                             \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0           \
                  "}, %32, %33, add, 1, 1, %35, %36;\n\t}"                                                                                  \
@@ -119,9 +124,11 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
 template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add KFI_AND_CALLER)
 {
-    static_assert(n == 64 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 64, 128, 192 or 256 wide");
+    static_assert(n == 16 || n == 64 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 16, 64, 128, 192 or 256 wide");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
+    if constexpr (n == 16 && bf16) KFI_WGMMA_SHARED_16("bf16.bf16");
+    if constexpr (n == 16 && !bf16) KFI_WGMMA_SHARED_16("f16.f16");
     if constexpr (n == 64 && bf16) KFI_WGMMA_SHARED_64("bf16.bf16");
     if constexpr (n == 64 && !bf16) KFI_WGMMA_SHARED_64("f16.f16");
     if constexpr (n == 128 && bf16) KFI_WGMMA_SHARED_128("bf16.bf16");
@@ -153,6 +160,7 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
 #endif
 }
 #ifdef KFI_PTX
+#undef KFI_WGMMA_SHARED_16
 #undef KFI_WGMMA_SHARED_64
 #undef KFI_WGMMA_REGISTERS_64
 #undef KFI_WGMMA_SHARED_128

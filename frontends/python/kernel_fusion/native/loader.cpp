@@ -14,19 +14,26 @@ kfp_driver_functions kfp_driver;
 
 namespace
 {
-typedef int (*maker)(const char *name, const void **cubin, const char **lowered); /* 0: there is one */
+/* A kernel of a function that is about to be launched. 0: there is one. */
+typedef int (*maker)(const char *function, int device, void *stream, const char *kernel, const void **cubin, const char **lowered);
 typedef std::pair<CUcontext, std::string> place;
 
 maker make;
 std::mutex lock;
 std::map<place, CUfunction> loaded;
 std::map<int, CUcontext> primary;
+thread_local struct {
+    const char *function;
+    int device;
+    void *stream;
+    std::string reason; /* why there is no kernel */
+} now;
 
 CUresult load(const char *name, CUfunction *function)
 {
     const void *cubin = nullptr;
     const char *lowered = nullptr;
-    if (!make || make(name, &cubin, &lowered)) return CUDA_ERROR_NOT_FOUND;
+    if (!make || make(now.function, now.device, now.stream, name, &cubin, &lowered)) return CUDA_ERROR_NOT_FOUND;
     CUmodule module = nullptr; /* stays as long as its context */
     const CUresult status = kfp_driver.of_cuModuleLoadData(&module, cubin);
     return status == CUDA_SUCCESS ? kfp_driver.of_cuModuleGetFunction(function, module, lowered) : status;
@@ -66,7 +73,13 @@ extern "C" CUresult kfp_load(const char *name, CUfunction *function)
 extern "C" {
 int kfp_run(int id, KFP_PARAMETERS);
 
+extern const kfp_entry kfp_table[];
+
 KFP_EXPORT void kfp_set_maker(maker by) { make = by; }
+
+/* The maker says so why it returns other than 0; who called the launcher reads it. */
+KFP_EXPORT void kfp_give_reason(const char *text) { now.reason = text; }
+KFP_EXPORT const char *kfp_reason(void) { return now.reason.c_str(); }
 
 /* Finds the driver, which is libcuda.so.1 unless a test says otherwise. 0, or the driver's number of an error; -1: there is none. */
 KFP_EXPORT int kfp_open(const char *path)
@@ -78,6 +91,9 @@ KFP_EXPORT int kfp_open(const char *path)
 #define KFP_FIND_LATER(function) kfp_driver.of_##function = (decltype(&function))dlsym(library, #function);
     KFP_DRIVER(KFP_FIND)
     KFP_LATER(KFP_FIND_LATER)
+#if CUDA_VERSION >= 12000
+    if (!kfp_driver.of_cuTensorMapEncodeTiled) kfp_driver.of_cuTensorMapEncodeTiled = [](auto...) { return CUDA_ERROR_NOT_SUPPORTED; };
+#endif
     return (int)kfp_driver.of_cuInit(0);
 }
 
@@ -105,6 +121,8 @@ KFP_EXPORT int kfp_run_on(int device, int id, KFP_PARAMETERS)
     CUcontext before = nullptr, own = nullptr;
     if (kfp_driver.of_cuCtxGetCurrent(&before) != CUDA_SUCCESS || context_of(device, &own) != CUDA_SUCCESS) return -1;
     if (before != own && kfp_driver.of_cuCtxSetCurrent(own) != CUDA_SUCCESS) return -1;
+    now.function = kfp_table[id].name, now.device = device, now.stream = q;
+    now.reason.clear();
     const int code = kfp_run(id, KFP_ARGUMENTS);
     if (before != own) kfp_driver.of_cuCtxSetCurrent(before);
     return code;

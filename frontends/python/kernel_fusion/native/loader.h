@@ -16,7 +16,9 @@
         do(cuStreamIsCapturing) do(cuGetErrorString) do(cuInit) do(cuDeviceGet) do(cuDevicePrimaryCtxRetain) do(cuCtxGetCurrent)           \
             do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction)
 #if CUDA_VERSION >= 12080
-#define KFP_LATER(do) do(cuStreamGetDevice)
+#define KFP_LATER(do) do(cuStreamGetDevice) do(cuTensorMapEncodeTiled)
+#elif CUDA_VERSION >= 12000
+#define KFP_LATER(do) do(cuTensorMapEncodeTiled)
 #else
 #define KFP_LATER(do)
 #endif

@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     const char *name;
     const kfs_tensor *tensors; /* inputs, then outputs */
-    const int32_t *functions;  /* [activation][T][U]: numbers in the library, -1 for none */
+    const int32_t *functions[2]; /* of the CPU and of a GPU, [activation][T][U]: numbers in the library, -1 for none */
     const int64_t *activations;
     const int32_t *act_scalars; /* of each activation */
     const double *bounds;       /* [activation][scalar][least, most] */

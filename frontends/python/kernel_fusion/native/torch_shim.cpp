@@ -3,6 +3,7 @@
 // and is linked to no torch: its C functions are looked up in the libtorch that is loaded, so one library serves many versions. One boxed
 // kernel reads the table of ops; a trampoline each says which op it is.
 #include "packed.h"
+#include "torch_abi.h"
 #include "torch_layout.h"
 
 #include <dlfcn.h>
@@ -11,31 +12,28 @@
 
 #include <stdexcept>
 
-typedef uint64_t value; // a StableIValue
-typedef struct opaque *handle;
-#define FUNCTIONS(X)                                                                                                                       \
-    X(aoti_torch_get_sizes, (handle, int64_t **))                                                                                          \
-    X(aoti_torch_get_strides, (handle, int64_t **)) X(aoti_torch_get_dim, (handle, int64_t *))                                             \
-        X(aoti_torch_get_dtype, (handle, int32_t *)) X(aoti_torch_get_device_type, (handle, int32_t *))                                    \
-            X(aoti_torch_get_data_ptr, (handle, void **)) X(aoti_torch_delete_tensor_object, (handle))                                     \
-                X(aoti_torch_new_tensor_handle, (handle, handle *))                                                                        \
-                    X(aoti_torch_empty_strided, (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, handle *))          \
-                        X(aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, handle *))                    \
-                            X(aoti_torch_library_impl, (handle, const char *, void (*)(value *, uint64_t, uint64_t)))                      \
-                                X(aoti_torch_call_dispatcher, (const char *, const char *, value *))
-#define POINTER(name, parameters) static int32_t(*p_##name) parameters;
-FUNCTIONS(POINTER)
-static int32_t (*p_delete_value)(value *); // of newer versions; before them a value on the heap was a plain one
-
-enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 256 };
+enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 256, BYTES = 6 };
+enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
 static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"};
-static int32_t types[TYPES], cpu;
+static int32_t types[TYPES];
 static kfs_op *ops;
-static int (*run_function)(int, KFP_PARAMETERS);
-static size_t (*space_function)(int, const int64_t *);
+
+// Where tensors are, and what computes there.
+typedef struct {
+    int32_t type; // of the device, as torch counts them
+    bool gpu;
+    int (*run)(int, KFP_PARAMETERS);
+    int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
+    size_t (*space)(int, const int64_t *);
+    const char *(*error)(int), *(*detail)(void), *(*reason)(void); // what the last call of this thread failed of
+    int (*open)(void);                                             // of a GPU: before its first call, 0 where it then can be called
+} kfs_place;
+static kfs_place cpu, gpu;
 
 typedef struct {
     kfs_op *op;
+    const kfs_place *place;
+    int32_t device; // of those of its type
     handle in[TENSORS], out[TENSORS], rng;
     int32_t type[TENSORS]; // numbers of dtypes
     int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
@@ -44,7 +42,7 @@ typedef struct {
     bool strided;
     kfs_layout layout;
     int32_t vars[VARS];
-    char wrong[200];
+    char wrong[400];
 } call;
 
 static bool fail(call *c, const char *what, const char *name)
@@ -112,6 +110,16 @@ static bool take_rest(call *c, const value *stack)
     return true;
 }
 
+// The first tensor says which device of its type it is.
+static bool on_place(call *c, handle h)
+{
+    int32_t type = 0, index = 0;
+    p_aoti_torch_get_device_type(h, &type);
+    if (c->place->gpu) p_aoti_torch_get_device_index(h, &index);
+    if (c->device < 0) c->device = index;
+    return type == c->place->type && index == c->device;
+}
+
 static bool read_variables(call *c)
 {
     const kfs_op *op = c->op;
@@ -121,9 +129,7 @@ static bool read_variables(call *c)
         c->type[i] = type_of(c->in[i]);
         int32_t *var = &c->vars[op->tensors[i].var];
         if (*var < 0) *var = c->type[i];
-        int32_t device = 0;
-        p_aoti_torch_get_device_type(c->in[i], &device);
-        if (device != cpu) return fail(c, "is on another device", op->tensors[i].name);
+        if (!on_place(c, c->in[i])) return fail(c, "is on another device", op->tensors[i].name);
         if (c->type[i] == TYPES) return fail(c, "has a dtype that no op takes", op->tensors[i].name);
     }
     if (c->vars[U] < 0) c->vars[U] = c->vars[T];
@@ -203,32 +209,69 @@ static int make_outputs(call *c)
             strides[d] = length;
             length *= shape[d] > 1 ? shape[d] : 1;
         }
-        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]], cpu, -1, &c->out[i])) return -1;
+        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]], c->place->type, c->place->gpu ? c->device : -1, &c->out[i])) return -1;
         found += wanted(c, i);
     }
     return found;
 }
 
+typedef struct {
+    void *t[2 * TENSORS], *rng;
+    int64_t n[2 * SIZES + 16];
+    size_t bytes; // of the workspace
+} given;
+
+static int run_here(const call *c, int id, const given *g)
+{
+    alignas(256) char small[4096];
+    void *space = g->bytes == 0 ? NULL : g->bytes <= sizeof small ? small : aligned_alloc(256, g->bytes);
+    if (g->bytes && !space) return KFS_NO_MEMORY;
+    const int code = c->place->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, space, g->bytes);
+    if (g->bytes > sizeof small) free(space);
+    return code;
+}
+
+// On torch's current stream. The workspace goes back to torch's allocator at once, which gives it to what comes later on this stream.
+static int run_on_gpu(const call *c, int id, const given *g)
+{
+    handle space = NULL;
+    void *at = NULL, *stream = NULL;
+    const int64_t size = (int64_t)g->bytes, one = 1;
+    if (size && p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space)) return KFS_NO_MEMORY;
+    if (space) p_aoti_torch_get_data_ptr(space, &at);
+    if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
+    const int code = c->place->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
+    if (space) p_aoti_torch_delete_tensor_object(space);
+    return code;
+}
+
+static bool refused(call *c, int code)
+{
+    const kfs_place *at = c->place;
+    if (code == KFS_NO_MEMORY) return fail(c, "there is no memory for its workspace", "");
+    if (code < 0) return fail(c, "CUDA's driver gives no stream or no context of its device", "");
+    const char *reason = at->reason ? at->reason() : "";
+    if (*reason) return fail(c, reason, "");
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, at->error(code), at->detail());
+    return false;
+}
+
 static bool compute(call *c, int id)
 {
     const kfs_op *op = c->op;
-    void *t[2 * TENSORS] = {0}, *rng = NULL;
+    given g;
+    memset(&g, 0, sizeof g);
     for (int i = 0; i < op->inputs; ++i)
-        if (c->in[i] && !op->tensors[i].unread[c->activation]) p_aoti_torch_get_data_ptr(c->in[i], &t[i]);
+        if (c->in[i] && !op->tensors[i].unread[c->activation]) p_aoti_torch_get_data_ptr(c->in[i], &g.t[i]);
     for (int i = 0; i < op->outputs; ++i)
-        if (wanted(c, i)) p_aoti_torch_get_data_ptr(c->out[i], &t[op->inputs + i]);
-    if (c->rng) p_aoti_torch_get_data_ptr(c->rng, &rng);
-    int64_t n[2 * SIZES + 16];
+        if (wanted(c, i)) p_aoti_torch_get_data_ptr(c->out[i], &g.t[op->inputs + i]);
+    if (c->rng) p_aoti_torch_get_data_ptr(c->rng, &g.rng);
     int count = 0;
-    for (; count < SIZES && op->order[count] >= 0; ++count) n[count] = kfs_size(op, &c->layout, op->order[count]);
-    memcpy(n + count, c->numbers, (size_t)c->integers * sizeof *n);
-    const size_t bytes = op->workspace ? space_function(id, n) : 0;
-    alignas(256) char small[4096];
-    void *space = bytes == 0 ? NULL : bytes <= sizeof small ? small : aligned_alloc(256, bytes);
-    if (bytes && !space) return fail(c, "there is no memory for its workspace", "");
-    const int code = run_function(id, t, n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)rng, space, bytes);
-    if (bytes > sizeof small) free(space);
-    return code == 0 || fail(c, "the kernel refused its arguments", "");
+    for (; count < SIZES && op->order[count] >= 0; ++count) g.n[count] = kfs_size(op, &c->layout, op->order[count]);
+    memcpy(g.n + count, c->numbers, (size_t)c->integers * sizeof *g.n);
+    g.bytes = op->workspace ? c->place->space(id, g.n) : 0;
+    const int code = c->place->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
+    return code == 0 || refused(c, code);
 }
 
 static bool check_rng(call *c)
@@ -239,27 +282,27 @@ static bool check_rng(call *c)
     p_aoti_torch_get_dim(c->rng, &dims);
     int64_t *strides;
     p_aoti_torch_get_strides(c->rng, &strides);
-    int32_t device = 0;
-    p_aoti_torch_get_device_type(c->rng, &device);
-    return (type_of(c->rng) == 5 && dims == 1 && shape[0] == 2 && strides[0] == 1 && device == cpu) || fail(c, "rng is not two int64", "");
+    return (type_of(c->rng) == 5 && dims == 1 && shape[0] == 2 && strides[0] == 1 && on_place(c, c->rng)) || fail(c, "rng is not two int64", "");
 }
 
 static bool execute(call *c, const value *stack)
 {
-    if (!take_rest(c, stack) || !check_rng(c) || !check_inputs(c)) return false;
+    if (!take_rest(c, stack) || !check_inputs(c) || !check_rng(c)) return false;
+    int (*const open)(void) = __atomic_load_n(&c->place->open, __ATOMIC_ACQUIRE);
+    if (open && open()) return fail(c, "no kernel for tensors on a GPU", "");
     const int first = c->vars[T], second = c->vars[U];
-    const int id = c->op->functions[(c->activation * TYPES + first) * TYPES + second];
+    const int id = c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
     const int found = make_outputs(c);
     if (found < 0) return fail(c, "there is no memory for its results", "");
     return found == 0 || compute(c, id);
 }
 
-static void boxed(kfs_op *op, value *stack)
+static void boxed(kfs_op *op, const kfs_place *place, value *stack)
 {
     call c;
     memset(&c, 0, sizeof c);
-    c.op = op;
+    c.op = op, c.place = place, c.device = -1;
     take_inputs(&c, stack);
     const bool done = execute(&c, stack);
     // The inputs are the kernel's own, and so are results that nobody will get.
@@ -276,18 +319,41 @@ static void boxed(kfs_op *op, value *stack)
     if (!done) throw std::runtime_error(c.wrong);
 }
 
-template <int k> static void trampoline(value *stack, uint64_t, uint64_t) { boxed(&ops[k], stack); }
+template <int k> static void trampoline(value *stack, uint64_t, uint64_t) { boxed(&ops[k], &cpu, stack); }
+template <int k> static void trampoline_gpu(value *stack, uint64_t, uint64_t) { boxed(&ops[k], &gpu, stack); }
 typedef void (*kernel)(value *, uint64_t, uint64_t);
 template <int k> struct Fill {
-    static void in(kernel *to) { to[k] = trampoline<k>, Fill<k - 1>::in(to); }
+    static void in(kernel *to, kernel *to_gpu) { to[k] = trampoline<k>, to_gpu[k] = trampoline_gpu<k>, Fill<k - 1>::in(to, to_gpu); }
 };
 template <> struct Fill<-1> {
-    static void in(kernel *) {}
+    static void in(kernel *, kernel *) {}
 };
+static kernel kernels[2][MOST];
+
+// Of libtorch: a number by the name of the function that returns it.
+static const char *look_up(void *library, const char *prefix, const char *name, int32_t *number)
+{
+    static char whole[64];
+    snprintf(whole, sizeof whole, "%s%s", prefix, name);
+    int32_t (*function)(void);
+    *(void **)&function = dlsym(library, whole);
+    if (!function) return whole;
+    *number = function();
+    return NULL;
+}
+
+static const char *implement(const char *key, int count, const kernel *made)
+{
+    handle implementations; // lives as long as the process
+    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &implementations)) return "aoti_torch_library_init_impl";
+    for (int i = 0; i < count; ++i)
+        if (p_aoti_torch_library_impl(implementations, ops[i].name, made[i])) return ops[i].name;
+    return NULL;
+}
 
 // Registers kernels for the CPU, one for each op of the table. Returns what this libtorch lacks, or NULL.
 extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count, int (*run)(int, KFP_PARAMETERS),
-                                               size_t (*space)(int, const int64_t *))
+                                               size_t (*space)(int, const int64_t *), const char *(*error)(int), const char *(*detail)(void))
 {
     void *library = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
     if (!library || count > MOST) return library ? "room for so many ops" : "libtorch_cpu.so";
@@ -296,20 +362,32 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
     if (!p_##name) return #name;
     FUNCTIONS(LOOK)
     *(void **)&p_delete_value = dlsym(library, "torch_delete_stable_ivalue");
-    static char name[64];
-    int32_t (*number)(void);
-    for (int i = 0; i < TYPES + 1; ++i) {
-        snprintf(name, sizeof name, i < TYPES ? "aoti_torch_dtype_%s" : "aoti_torch_device_type_%s", i < TYPES ? type_names[i] : "cpu");
-        *(void **)&number = dlsym(library, name);
-        if (!number) return name;
-        *(i < TYPES ? &types[i] : &cpu) = number();
-    }
-    ops = table, run_function = run, space_function = space;
-    static kernel kernels[MOST];
-    Fill<MOST - 1>::in(kernels);
-    handle implementations; // lives as long as the process
-    if (p_aoti_torch_library_init_impl("kf", "CPU", "kf", 0, &implementations)) return "aoti_torch_library_init_impl";
-    for (int i = 0; i < count; ++i)
-        if (p_aoti_torch_library_impl(implementations, table[i].name, kernels[i])) return table[i].name;
-    return NULL;
+    const char *missing = look_up(library, "aoti_torch_device_type_", "cpu", &cpu.type);
+    for (int i = 0; i < TYPES && !missing; ++i) missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
+    if (missing) return missing;
+    ops = table, cpu.run = run, cpu.space = space, cpu.error = error, cpu.detail = detail;
+    Fill<MOST - 1>::in(kernels[0], kernels[1]);
+    return implement("CPU", count, kernels[0]);
+}
+
+// After kfs_register, the same for CUDA, where `open` is called before anything is launched: it calls kfs_open_gpu, or returns other than 0. key and
+// type: of PyTorch's dispatcher and of a tensor's device, CUDA and cuda but in tests.
+extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key, const char *type, int count, int (*open)(void))
+{
+    void *library = dlopen(libtorch_cuda, RTLD_NOW | RTLD_NOLOAD);
+    if (!library) return "libtorch_cuda.so";
+    *(void **)&p_current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
+    if (!p_current_stream) return "aoti_torch_get_current_cuda_stream";
+    const char *missing = look_up(RTLD_DEFAULT, "aoti_torch_device_type_", type, &gpu.type);
+    if (missing) missing = look_up(library, "aoti_torch_device_type_", type, &gpu.type);
+    if (missing) return missing;
+    gpu.gpu = true, gpu.open = open;
+    return implement(key, count, kernels[1]);
+}
+
+extern "C" KFP_EXPORT void kfs_open_gpu(int (*run_on)(int, int, KFP_PARAMETERS, void *), size_t (*space)(int, const int64_t *),
+                                        const char *(*error)(int), const char *(*detail)(void), const char *(*reason)(void))
+{
+    gpu.run_on = run_on, gpu.space = space, gpu.error = error, gpu.detail = detail, gpu.reason = reason;
+    __atomic_store_n(&gpu.open, NULL, __ATOMIC_RELEASE); // last: another thread calls what it finds
 }

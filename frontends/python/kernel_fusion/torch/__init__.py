@@ -19,27 +19,26 @@ LIBRARY = Library("kf", "DEF")
 
 
 def _define(op: _table.Op) -> list[Schema]:
-    """Both directions of an op, but for their kernels on the CPU."""
+    """Both directions of an op, but for their kernels."""
     schemas = [schema(op, backward) for backward in ((False, True) if op.backward else (False,))]
     for s in schemas:
         LIBRARY.define(s.text, tags=(torch.Tag.pt2_compliant_tag,))
         register_fake(f"kf::{s.name}", _kernels.fake(s), lib=LIBRARY)
-        LIBRARY.impl(s.name, _cuda.kernel(s), "CUDA")
     return schemas
 
 
-def _register() -> str | None:
-    """Defines every op; its kernel is the shim's, or, for the reason that is returned, that which calls through ctypes."""
-    schemas = [s for op in _table.ops().values() for s in _define(op)]
+def _implement(schemas: list[Schema], make: Callable[[Schema], Any], key: str, register: Callable[[list[Schema]], None] | None) -> str | None:
+    """Registers what computes the ops: the shim, or, for the reason that is returned, what calls through ctypes."""
+    covered = [s for s in schemas if register and _shim.covers(s)]
+    why = None
     try:
-        covered = [s for s in schemas if _shim.covers(s)]
-        _shim.register(covered)
-        why = None
+        if register:
+            register(covered)
     except (ImportError, OSError) as e:
         covered, why = [], str(e)
     for s in schemas:
         if s not in covered:
-            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
+            LIBRARY.impl(s.name, make(s), key)
     return why
 
 
@@ -53,7 +52,9 @@ def _share_threads() -> bool:
     return True
 
 
-WHY_NO_SHIM = _register()
+_ALL = [s for op in _table.ops().values() for s in _define(op)]
+WHY_NO_SHIM = _implement(_ALL, _kernels.kernel, "CPU", _shim.register)
+WHY_NO_SHIM_ON_GPU = _implement(_ALL, _cuda.kernel, "CUDA", _shim.register_gpu)
 THREADS_SHARED = _share_threads()
 
 
@@ -61,8 +62,9 @@ THREADS_SHARED = _share_threads()
 def function(op: _table.Op, activation: str) -> Callable[..., Any]:
     """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
     if op.own:
-        for s in _define(op):
-            LIBRARY.impl(s.name, _kernels.kernel(s), "CPU")
+        schemas = _define(op)
+        _implement(schemas, _kernels.kernel, "CPU", None)
+        _implement(schemas, _cuda.kernel, "CUDA", None)
     return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
 
 
@@ -71,6 +73,6 @@ def gpu() -> str:
     return _cuda.why_not() or str(_gpu.library().path)
 
 
-def kernels() -> str:
+def kernels(why_no_shim: str | None = WHY_NO_SHIM) -> str:
     """What is behind the ops, for info()."""
-    return f"ctypes: {WHY_NO_SHIM}" if WHY_NO_SHIM else "shim"
+    return f"ctypes: {why_no_shim}" if why_no_shim else "shim"

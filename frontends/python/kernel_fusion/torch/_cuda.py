@@ -2,7 +2,7 @@
 """What the ops do with tensors on a GPU: kf's kernels on the current stream, workspaces from PyTorch's allocator."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,25 +10,33 @@ from torch import Tensor
 from kernel_fusion import _gpu, _plan
 from kernel_fusion._info import cuda_available
 from kernel_fusion.torch import _kernels
-from kernel_fusion.torch._kernels import LAUNCH, Result, plan
-from kernel_fusion.torch._schema import Schema
+from kernel_fusion.torch._kernels import LAUNCH, REASON, Result, plan
+from kernel_fusion.torch._schema import Given, Schema
+
+
+def _without_a_device() -> str | None:
+    if not torch.backends.cuda.is_built():
+        return "this PyTorch is built without CUDA"
+    return None if cuda_available() else "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
 
 
 def why_not() -> str | None:
     """Why there are no kernels for tensors on a GPU; None: there are."""
-    if not torch.backends.cuda.is_built():
-        return "this PyTorch is built without CUDA"
-    if not cuda_available():
-        return "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
-    try:
-        _gpu.library()
-    except (ImportError, OSError) as e:
-        return str(e)
-    return None
+    why = _without_a_device()
+    if why is None:
+        try:
+            _gpu.library()
+        except (ImportError, OSError) as e:
+            why = str(e)
+    return why
 
 
-def _refuse(s: Schema, activation: str, why: str) -> NoReturn:
-    raise NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
+def _library(s: Schema) -> Any:
+    return s.op.own.on_gpu if s.op.own else _gpu.library()
+
+
+def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
+    return NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
 
 
 def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
@@ -38,24 +46,34 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
         return held, held.data_ptr()
 
     stream = torch.cuda.current_stream(device).cuda_stream
-    _gpu.library().call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
-                        space if s.call.workspace else None, device.index or 0, stream)
+    _library(s).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
+                     space if s.call.workspace else None, device.index or 0, stream)
 
 
-LAUNCH["cuda"] = launch
+def reason(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
+    """Of what was refused: by the shim, where there is one of the op."""
+    if s.op.own:
+        return None
+    why = why_not()
+    if why:
+        return _refusal(s, given.activation, why)
+    library = _gpu.library()
+    return library.lacks(made.function) if library.find(made.function) < 0 else library.failed()
+
+
+LAUNCH["cuda"], REASON["cuda"] = launch, reason
 
 
 def kernel(s: Schema) -> Callable[..., Result]:
     run = _kernels.kernel(s)
 
     def checked(*args: Any) -> Result:
-        why = None if _gpu.opened() else why_not()
-        if s.op.own:
-            why = why or "ops that a program makes have C kernels alone"
+        known = s.op.own.on_gpu.made if s.op.own else _gpu.opened()
+        why = None if known else _without_a_device() if s.op.own else why_not()
         if why:
             given = s.sort(args)
             plan(s, given, symbolic=False)  # what is wrong with the call is said first
-            _refuse(s, given.activation, why)
+            raise _refusal(s, given.activation, why)
         return run(*args)
 
     return checked

@@ -55,10 +55,8 @@ def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
     try:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
-        if given.tensors[0] is not None and given.tensors[0].device.type != "cpu":
-            return error
-        library = _library.of(s.op)
-        return library.lacks(made.function) if library.find(made.function) < 0 else error
+        device = next(t for t in given.tensors if t is not None).device
+        return REASON[device.type](s, given, made) or error
     except (TypeError, ValueError) as e:
         return e
 
@@ -93,6 +91,15 @@ def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[i
 
 
 LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
+
+
+def _lacks(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
+    library = _library.of(s.op)
+    return library.lacks(made.function) if library.find(made.function) < 0 else None
+
+
+# Why the shim refused a call that nothing is wrong with, by the type of a device; None: as it said itself.
+REASON: dict[str, Callable[[Schema, Given, _plan.Plan], Exception | None]] = {"cpu": _lacks}
 
 
 def kernel(s: Schema) -> Callable[..., Result]:

@@ -55,7 +55,10 @@ def _text(op: Op, activation: str) -> str:
         lines += [f"    if compiling() and {first}.is_floating_point() and decomposes():",
                   "        return plain_apply(*given) if save else plain(*given)"]
     lines += ["    try:",
-              "        found = forward(*given) if not save else apply(*given) if compiling() or transformed() else fast_apply(*given)",
+              "        if compiling():",
+              "            found = apply(*given) if save else forward(*given)",
+              "        else:",
+              "            found = forward_now(*given) if not save else apply(*given) if transformed() else fast_apply(*given)",
               "    except RuntimeError as e:",
               "        raise explain(schema, e, given) from None"]
     for i, t in enumerate(op.forward.outputs):
@@ -87,7 +90,8 @@ def decomposes() -> bool:
 def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
     where = op.said(activation)
     names: dict[str, Any] = {
-        "forward": forward, "apply": function.apply, "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
+        "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
+        "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
         "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,

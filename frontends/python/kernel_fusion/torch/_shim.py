@@ -13,18 +13,20 @@ from typing import Any
 
 import torch
 
-from kernel_fusion import _counts, _library
+from kernel_fusion import _counts, _gpu, _library
 from kernel_fusion._info import cache
-from kernel_fusion._table import Layout, Op, Tensor, Value, activations
+from kernel_fusion._table import Layout, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = ("torch_shim.cpp", "torch_layout.h", "packed.h")
+SOURCES = ("torch_shim.cpp", "torch_abi.h", "torch_layout.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
 PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "all but three", "one", "groups", "between"))}
 USES = {"saved": 1, "gradient": 2}
+LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
+OPEN = ctypes.CFUNCTYPE(ctypes.c_int)
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -34,7 +36,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Op(ctypes.Structure):
-    _fields_ = [("name", TEXT), ("tensors", ctypes.POINTER(_Tensor)), ("functions", ctypes.POINTER(INT)), ("activations", ctypes.POINTER(LONG)),
+    _fields_ = [("name", TEXT), ("tensors", ctypes.POINTER(_Tensor)), ("functions", ctypes.POINTER(INT) * 2), ("activations", ctypes.POINTER(LONG)),
                 ("act_scalars", ctypes.POINTER(INT)), ("bounds", ctypes.POINTER(DOUBLE)), ("copies", LONG),
                 *[(n, INT) for n in ("inputs", "outputs", "integers", "scalars", "acts", "dropout", "has_axis", "axis", "has_groups", "has_act",
                                      "saves", "backward")],
@@ -79,15 +81,15 @@ def _tensor(s: Schema, t: Tensor, sizes: Sequence[str]) -> _Tensor:
         3 if t.place_of else USES.get(t.use, 0) if t.role != "in" else 0, inputs.index(t.place_of) if t.place_of else 0)
 
 
-def _functions(op: Op, backward: bool) -> list[int]:
+def _functions(s: Schema, library: Any) -> Any:
     """[activation][T][U]"""
-    library = _library.library()
+    op = s.op
 
     def find(act: str, t: str, u: str) -> int:
         dtypes = (t, u) if op.second and u != t else (t,)
-        return library.find(op.function(act, dtypes, backward)) if dtypes in op.dtypes else -1
+        return int(library.find(op.function(act, dtypes, s.backward))) if dtypes in op.dtypes else -1
 
-    return [find(act, t, u) for act in op.activations for t in TYPES for u in TYPES]
+    return _array(INT, [find(act, t, u) for act in op.activations for t in TYPES for u in TYPES])
 
 
 def _entry(s: Schema) -> _Op:
@@ -97,8 +99,9 @@ def _entry(s: Schema) -> _Op:
     most = max(len(v) for v in values)
     tensors = [_tensor(s, t, sizes) for t in (*call.inputs, *call.outputs)]
     order = [sizes.index(n) for n in call.sizes]
+    functions = (ctypes.POINTER(INT) * 2)(_functions(s, _library.library()))
     made = _Op(
-        s.name.encode(), _array(_Tensor, tensors), _array(INT, _functions(op, s.backward)), _array(LONG, [activations()[a] for a in op.activations]),
+        s.name.encode(), _array(_Tensor, tensors), functions, _array(LONG, [activations()[a] for a in op.activations]),
         _array(INT, [len(op.scalars[a]) for a in op.activations]), _array(DOUBLE, [x for v in values for x in _bounds(v, most)]), 0,
         len(call.inputs), len(call.outputs), len(call.integers), len(call.scalars), op.act_scalars, op.dropout, op.has_axis, op.axis or 0,
         op.has_groups, op.has_act, s.saves, s.backward, (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
@@ -114,20 +117,55 @@ def covers(s: Schema) -> bool:
 
 
 _table: Any = None
+_dll: Any = None
+_kept: list[Any] = []  # what C calls and reads
+
+
+def _pointers(dll: Any, *names: str) -> list[ctypes.c_void_p]:
+    return [ctypes.cast(getattr(dll, name), ctypes.c_void_p) for name in names]
+
+
+def _refuse_missing(missing: bytes | None) -> None:
+    if missing:
+        raise OSError(f"this torch lacks {missing.decode()}")
 
 
 def register(schemas: Sequence[Schema]) -> None:
-    """Makes the shim's kernels those of the ops that it covers; OSError says why it cannot."""
-    global _table
+    """Makes the shim's kernels those of the ops that it covers, on the CPU; OSError says why it cannot."""
+    global _table, _dll
     if os.environ.get("KF_TORCH_SHIM") == "0":
         raise OSError("KF_TORCH_SHIM is 0")
     dll = ctypes.CDLL(str(compiled()))
-    dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p], TEXT
-    native = _library.library().dll
+    pointer = ctypes.c_void_p
+    dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, pointer, ctypes.c_int, *[pointer] * 4], TEXT
+    dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = [TEXT, TEXT, TEXT, ctypes.c_int, OPEN], TEXT
+    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [pointer] * 5, None
     _table = (_Op * len(schemas))(*[_entry(s) for s in schemas])
-    torch_library = pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so"
-    missing = dll.kfs_register(str(torch_library).encode(), _table, len(schemas), ctypes.cast(native.kfp_run, ctypes.c_void_p),
-                               ctypes.cast(native.kfp_space, ctypes.c_void_p))
-    if missing:
-        raise OSError(f"this torch lacks {missing.decode()}")
+    functions = _pointers(_library.library().dll, "kfp_run", "kfp_space", "kfp_error", "kfp_detail")
+    _refuse_missing(dll.kfs_register(str(LIBTORCH / "libtorch_cpu.so").encode(), _table, len(schemas), *functions))
     _counts.sources.append(lambda: [(s.op.name, entry.copies) for s, entry in zip(schemas, _table)])
+    _dll = dll
+
+
+def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None, key: str = "CUDA", device: str = "cuda") -> None:
+    """After register, the same on GPUs. Their library is opened by the first call: a process that only imports kf starts no driver. What is not
+    PyTorch's own is for tests."""
+    if _dll is None:
+        raise OSError("there is no shim")
+
+    def opened() -> int:
+        try:
+            library = _gpu.library()
+        except (ImportError, OSError):
+            return 1  # why_not of _cuda.py says why
+        for s, entry in zip(schemas, _table):
+            found = _functions(s, library)
+            _kept.append(found)
+            entry.functions[1] = ctypes.cast(found, ctypes.POINTER(INT))
+        _dll.kfs_open_gpu(*_pointers(library.dll, "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason"))
+        return 0
+
+    callback = OPEN(opened)
+    _kept.append(callback)
+    path = str(libtorch or LIBTORCH / "libtorch_cuda.so").encode()
+    _refuse_missing(_dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas), callback))

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/gemm_few_host.cuh: which products of few rows go by wgmma (gemm_few.cuh), and over how many blocks.
+#ifndef KF_CORE_GEMM_FEW_HOST_CUH
+#define KF_CORE_GEMM_FEW_HOST_CUH
+
+#include "kf/core/gemm_few.cuh"
+#include "kf/core/gemm_hopper_host.cuh"
+
+#ifdef KFI_HOST_PASS
+#ifndef KFI_FEW_STAGES
+#define KFI_FEW_STAGES 24 // of a block, at most
+#endif
+
+// Of one way to lay the right factor two products have half the columns of a box each, which must be lines along the depth.
+KF_FN bool kfi_gemm_by_few(const kfi_gemm_sizes &s, int layout)
+{
+    return s.bytes == 2 && s.whole && s.mma && s.rows <= KFI_FEW_ROWS && s.depth > 0 && (s.products == 1 || !(layout & KFI_B_TRANSPOSED));
+}
+KF_FN int kfi_few_wide(const kfi_gemm_sizes &s) { return s.rows <= 16 ? 16 : KFI_FEW_ROWS; }
+KF_FN KFI_SMALL int kfi_few_left_bytes(const kfi_gemm_sizes &s, int layout)
+{
+    return (layout & KFI_A_TRANSPOSED ? 64 : (int)s.rows) * KFI_RING_DEPTH * 2;
+}
+
+// How many blocks share a depth (1 << share_bits), and how many an SM has at a time: those that fill the device best at one time, or
+// three an SM where there are more than that. Not of the number of rows. early: the launch may begin while the kernel before it ends; where
+// SMs have two or three blocks at one time, it would be unevenly many, and only weights that are read at once make up for that.
+struct kfi_few_choice {
+    int share_bits, blocks;
+    bool early;
+};
+KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
+{
+    const kf_i64 tiles = s.matrices * kfi_ceil(s.cols, 64 / s.products);
+    kfi_few_choice best = {0, KFI_FEW_BLOCKS, true};
+    kf_i64 used = 0, of = 1;
+    for (int bits = 0; bits <= 2 && (bits == 0 || s.depth >= 512 << bits); ++bits) {
+        for (int blocks = 1; blocks <= KFI_FEW_BLOCKS; ++blocks) {
+            const kf_i64 room = (bits == 2 ? KFI_GEMM_SMS * 10 / 11 : KFI_GEMM_SMS) * blocks; // clusters of four leave some SMs out
+            if (tiles << bits > room) continue;
+            if ((tiles << bits) * of > used * room) {
+                used = tiles << bits;
+                of = room;
+                best = {bits, blocks, blocks == 1};
+            }
+            break;
+        }
+    }
+#ifdef KF_EARLY_WEIGHTS
+    best.early = true;
+#endif
+    return best;
+}
+// Of a ring, for so many blocks an SM, which has 228 KB and keeps 1 KB for each.
+KF_FN KFI_SMALL int kfi_few_stages(int wide, int layout, int blocks)
+{
+    const int room = (228 / blocks - 1) * 1024 - 1024 - kfi_few_sums(wide), most = room / (kfi_few_stage(wide, layout) + 16);
+    return most < KFI_FEW_STAGES ? most : KFI_FEW_STAGES;
+}
+KF_FN KFI_SMALL unsigned kfi_few_shared(int wide, int layout, int stages)
+{
+    return (unsigned)(1024 + stages * (kfi_few_stage(wide, layout) + 16) + kfi_few_sums(wide));
+}
+// The launch, of a g that was filled in for the tile.
+KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_few(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
+                                                const kfi_gemm_sizes &s, int layout, const kfi_few_choice &choice, void **args,
+                                                cudaStream_t stream)
+{
+    maps->share_bits = choice.share_bits;
+    maps->left_bytes = kfi_few_left_bytes(s, layout);
+    maps->stages = kfi_few_stages(kfi_few_wide(s), layout, choice.blocks);
+    const unsigned share = 1u << choice.share_bits;
+    return kfi_launch(name, kernel, dim3((unsigned)(g.col_tiles * s.matrices) * share), (unsigned)kfi_tile_threads(KFI_TILE_FEW), args,
+                      stream, choice.early, kfi_few_shared(kfi_few_wide(s), layout, maps->stages), share);
+}
+#endif
+
+#endif
