@@ -18,6 +18,11 @@ def _forward(k):
 
 
 def formulas(k, by=False):
+    """As _formulas has them, for readers, who know no names of the generated code."""
+    return [line.replace(DOT, "dot") for line in _formulas(k, by)]
+
+
+def _formulas(k, by):
     """One line per value, in the expression language; a . b is the product of two matrices, ^T the other way round."""
     load = [f"{name} = {contract.one_line(text)}" for name, text in k.op.own["load"].items()]
     if not k.bwd:
