@@ -174,6 +174,7 @@ def pairs(family, folder):
     plain = "\n".join(op(family, f"plain{i}", entry, plain_names(entry)) for i, entry in enumerate(ENTRIES[family]))
     made = Renderer(selected(plain), family).render()
     names, longer = identifiers(text for header, text in made.items() if header.startswith("kf/user/") and "/activations" not in header)
+    names = [n for n in names if (family, n) != ("gemm", "acc")]  # what an entry calls an element of the product, and nothing saved
     odd = spread(family, names, longer)
     wanted = selected(plain + "\n".join(op(family, f"odd{i}", ENTRIES[family][number], taken) for i, (number, taken) in enumerate(odd)))
     functions = {f["name"]: f for f in kflib.write(wanted, folder, spec.user_stem([path]))}
