@@ -180,8 +180,8 @@ def rows_of(f, table):
 # Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
 # odd ones; what a block of an emulation holds, and more.
 BANDS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
-          [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(200, 16, 1), 0], [(200, 13, 1), 1], [(70, 8, 3), 0], [(1, 3, 700), 0],
-          [(2, 1, 1001), 0]]
+         [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(600, 16, 1), 0], [(600, 13, 1), 1], [(90, 16, 1), 0], [(70, 8, 3), 0],
+         [(1, 3, 700), 0], [(2, 1, 1001), 0]]
 
 
 def share_of(f, table):

@@ -87,6 +87,17 @@ template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_ban
     (void)values, (void)g;
 #endif
 }
+// The same number, which the compiler cannot know to be the same: where vectors lie is worked out again, kept it is registers for each.
+KFI_DEVICE kf_i64 kfi_band_again(kf_i64 unit, const kfi_bands &g)
+{
+#ifdef KFI_PTX
+    const kf_i64 zero = (kf_i64)((unsigned long long)g.cols >> 63);
+    asm volatile("xor.b64 %0, %0, %1;" : "+l"(unit) : "l"(zero));
+#else
+    (void)g;
+#endif
+    return unit;
+}
 // The element of a tensor that a vector begins with, as if its channels lay side by side.
 KFI_DEVICE kf_i64 kfi_band_place(const kfi_bands &g, kf_i64 channel, const kfi_band_unit &u, const kfi_pitch &p)
 {
@@ -286,7 +297,7 @@ template <class T, class Spot> KFI_DEVICE void kfi_band_leave(const T *totals, i
 // Sums of a thread's values of a channel, and of their distances from one of them, `from`: without that the squares would cancel.
 template <int form, int vec, class T> struct kfi_band_gathered {
     T from[kfi_band_slots<form, vec>()];
-    T sum[vec], apart[vec], square[vec];
+    T sum[form == KFI_BAND_ONE ? 2 : vec], apart[form == KFI_BAND_ONE ? 2 : vec], square[form == KFI_BAND_ONE ? 2 : vec]; // of one: two chains
     int number[kfi_band_slots<form, vec>()];
 };
 template <int form, int vec, class T>
@@ -309,7 +320,8 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, 
 #pragma unroll
     for (int e = 0; e < vec; ++e) {
         const T d = v[e] - kfi_band_of<form>(m->from, e, split);
-        if (e < left) m->sum[e] += v[e], m->apart[e] += d, m->square[e] += d * d;
+        const int i = form == KFI_BAND_ONE ? e % 2 : e;
+        if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
     }
 }
 template <int form, int vec, class T, class Spot>
@@ -317,9 +329,9 @@ KFI_DEVICE void kfi_band_settle(T *totals, const kfi_band_gathered<form, vec, T>
 {
     constexpr int slots = kfi_band_slots<form, vec>();
     T sum[slots], apart[slots], square[slots], number[slots];
-    kfi_band_fold<KFI_SUM, form, vec>(sum, m.sum, at.split);
-    kfi_band_fold<KFI_SUM, form, vec>(apart, m.apart, at.split);
-    kfi_band_fold<KFI_SUM, form, vec>(square, m.square, at.split);
+    kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(sum, m.sum, at.split);
+    kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(apart, m.apart, at.split);
+    kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(square, m.square, at.split);
 #pragma unroll
     for (int s = 0; s < slots; ++s) {
         number[s] = (T)m.number[s];

@@ -11,9 +11,11 @@
 #define KFI_BAND_TWO 1  // of one channel and the next one
 #define KFI_BAND_EACH 2 // each element may be of another one: planes shorter than a vector, as in NHWC
 #ifndef KFI_BAND_THREADS // of a block; fewer where an emulation is to reach every kernel by small tensors
-#define KFI_BAND_THREADS 512
+#define KFI_BAND_THREADS 448
 #endif
-#define KFI_BAND_EACH_THREADS (KFI_BAND_THREADS / 2)
+#ifndef KFI_BAND_EACH_THREADS
+#define KFI_BAND_EACH_THREADS 256 // where several blocks share a band of this form
+#endif
 
 #ifndef KFI_BAND_BLOCKS // as many as keep a large GPU busy: by the shape alone, so that results do not depend on the device
 #define KFI_BAND_BLOCKS 264
