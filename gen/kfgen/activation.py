@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kfgen.dtypes import INT_DTYPES
 from kfgen.emit import Target, emit
 from kfgen.expr import Graph
+from kfgen.names import inside
 
 
 @functools.cache
@@ -72,6 +73,7 @@ class ActCode:
 
     def __init__(self, act):
         self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
+        self.inside = {s: inside(s) for s in act.scalars}  # what its functions call them
         self.brief, self.reads_x = act.brief, bwd_reads_x(act)
         self.by_result, self.by_id = act.dexpr_out is not None, ~act.id  # of kernels whose gradient is by the result
         self.rising = rising(act)
@@ -98,7 +100,7 @@ class ActCode:
 
     def functions(self, cpu):
         """cpu: a scalar is an argument of its own; CUDA: a field of s."""
-        scalar = None if cpu else (lambda name: f"s.v[{self.scalars.index(name)}]")
+        scalar = {name: name if cpu else f"s.v[{i}]" for i, name in enumerate(self.inside.values())}
         found = []
         for f in self.flavours:
             ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
@@ -112,12 +114,12 @@ class ActCode:
         return found
 
     def _has_scalars(self, code):
-        return bool(code and code[2] & set(self.scalars))
+        return bool(code and code[2] & set(self.inside.values()))
 
     def _code(self, flavour, cpu, scalar, build):
-        """(lines, expression, names used). scalar: how a scalar's name is spelled, its own name by default."""
+        """(lines, expression, names used). scalar: how a scalar's name is spelled."""
         graph = Graph()
-        root = build(graph, {s: graph.var(s) for s in self.scalars})
+        root = build(graph, {s: graph.var(name) for s, name in self.inside.items()})
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
-        lines, (text,) = emit(graph, [root], target, {s: scalar(s) for s in self.scalars} if scalar else {}, fixed={}, apart=True)
+        lines, (text,) = emit(graph, [root], target, scalar, fixed={}, apart=True)
         return lines, text, graph.variables([root])

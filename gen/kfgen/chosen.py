@@ -38,9 +38,15 @@ def has(kernel):
 
 def kernel(k):
     """The kernel of all its activations: in CUDA one of its own, in C what calls theirs."""
+    found = _kernel(k)
+    found._body = _kernel(k.body)
+    return found
+
+
+def _kernel(k):
     found = copy.copy(k)
-    for schedule in ("cuda", "c"):
-        found.__dict__.pop(schedule, None)
+    for cached in ("cuda", "c", "_body"):
+        found.__dict__.pop(cached, None)
     found.chosen, found.acts, found.choice = True, [CHOSEN], list(k.acts)
     found.without = f'"{" ".join(k.op.without)}"' if k.op.without else "NULL"
     found.ints = int(k.dtypes[0] in INT_DTYPES)

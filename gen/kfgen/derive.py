@@ -4,6 +4,7 @@
 from kfgen.entries import names_read
 from kfgen.expr import ExprError, Graph, parse
 from kfgen.gradient import gradient
+from kfgen.names import gradient_of
 from kfgen.words import COLUMN, ELEM, INF, QUERIES, QUERY, ROW, ROW_COUNTS, UNIFORM
 
 
@@ -71,13 +72,13 @@ def activated(op, graph, outputs):
 def gradients(op, graph, env, outputs):
     """{value of an operand: node of its gradient, None if it has none}. Adds to the graph: the results' gradients d<output>, and
     for closed forms the results themselves, as variables."""
-    douts = {name: graph.var(f"d{name}") for name in outputs}
+    douts = {name: graph.var(gradient_of(name)) for name in outputs}
     if graph.levels is not None:
-        graph.levels |= {name: graph.level(outputs[name[1:]]) for name in (f"d{o}" for o in outputs)}
+        graph.levels |= {gradient_of(o): graph.level(node) for o, node in outputs.items()}
         graph.levels |= {name: graph.level(node) for name, node in outputs.items()}
     wanted = [v for o in op.operands if o.grad for v in o.values]
     derived = [v for v in wanted if v not in op.grads]
     found = gradient(graph, {outputs[n]: douts[n] for n in outputs}, [env[v] for v in derived]) if derived else {}
-    names = {**env, **{n: graph.var(n) for n in outputs}, **{f"d{n}": d for n, d in douts.items()}} | ({"act_bwd": None} if op.has_act else {})
+    names = {**env, **{n: graph.var(n) for n in outputs}, **{gradient_of(n): d for n, d in douts.items()}} | ({"act_bwd": None} if op.has_act else {})
     names |= {"dropout": None} if op.dropout else {}  # of the same mask
     return {v: parse(graph, op.grads[v], names) if v in op.grads else found[env[v]] for v in wanted}

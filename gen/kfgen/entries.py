@@ -19,35 +19,34 @@ KF_IDS = range(1024)
 FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# What the generated code makes of names (x_v, x_f, x_n, x_s, x_j, x_to, x_past; over rows x_i, x_t, x_a, x_p, x_h, x_g, and fields of strides)
-# and calls its own temporaries (t0, row0, kept0).
-DERIVED = re.compile(r".*_(?:[vfnsjitaphg]|to|past|outer|length|head|batch)\Z|(t|row|kept)\d+\Z")
-# Names of the generated code: its arguments, its local variables (tests/gen/test_names.py finds those that are missing
-# here), the words of the languages that it and the expressions are written in, and the expressions' own words.
-RESERVED = {
-    "act", "act_bwd", "activation", "activation_scalars", "ahead", "args", "at", "axis", "batch",
-    "buffer", "channels", "cols", "dy", "e", "each", "first", "from_state", "full", "g", "groups", "half_first", "heads", "i",
-    "inner", "int32_t", "int64_t", "j", "keep", "keep_from", "keep_scale", "kernels", "keys", "left", "length", "m", "map", "memset", "mode",
-    "more", "n", "next", "offset", "offset_add", "omp", "operands", "out", "outer", "own", "p", "partial", "readable", "reads", "ring", "rng", "row",
-    "rows", "scalars", "seed", "shared", "size", "size_t", "sized",
-    "sizes", "slot", "slots", "span", "stages", "state", "step", "stream", "stride", "strides", "sum_kernels",
-    "sum_size", "sums", "sums_size", "t", "tensors", "threads", "tile", "u", "uint32_t", "uint64_t", "unroll", "valid", "vec", "width", "word",
-    "words", "workspace", "workspace_bytes",
-    # C, C++ and CUDA; Python, in which expressions are parsed
-    "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "concept", "const", "consteval", "constexpr", "constinit",
-    "decltype", "default", "do", "double", "enum", "errno", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "int8_t",
-    "int16_t", "long", "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register",
-    "requires", "restrict", "short", "signed", "sizeof", "static", "stderr", "stdin", "stdout", "struct", "switch", "template", "this", "throw",
-    "true", "false", "typedef", "typeid", "typename", "typeof", "uint8_t", "uint16_t", "union", "unix", "linux", "unsigned", "using", "virtual",
-    "uintptr_t", "void", "volatile", "wchar_t", "xor", "compl", "bitand", "bitor",
-} | set(keyword.kwlist) | (set(PRIMITIVES) - OVER_ROWS) | {"dropout"}
+# Words that an operand, a scalar or a result may not have for its name, in any family: it is an argument of C functions, and expressions read it. In
+# generated code it has a name of its own (inside.py), so nothing there is among them. First kf's public names: other arguments of launchers
+# and of functions on tensors, what the formulas of a manifest read, and what expressions and references are written in.
+PUBLIC = {
+    "act_scalars", "activation", "activation_scalars", "axis", "batch", "channels", "cols", "column", "count", "ctx", "depth", "dim", "dropout", "dy",
+    "expit", "groups", "heads", "inf", "inner", "keep", "keep_scale", "keys", "kv_heads", "length", "n", "np", "offset", "offset_add", "out", "outer",
+    "p", "pairs", "per_count", "positions", "queries", "query", "rows", "seed", "sp", "stream", "strides", "torch", "vocab", "workspace",
+    "workspace_bytes",
+} | (set(PRIMITIVES) - OVER_ROWS)
+# Keywords of C, C++ and CUDA, what C's headers and compilers define as macros; Python's, in which expressions are parsed.
+KEYWORDS = {
+    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "class", "co_await", "co_return",
+    "co_yield", "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double",
+    "dynamic_cast", "enum", "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long", "main",
+    "mutable", "namespace", "new", "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register",
+    "reinterpret_cast", "requires", "restrict", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "stderr", "stdin",
+    "stdout", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid", "typename", "typeof", "typeof_unqual",
+    "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "xor", "xor_eq",
+} | set(keyword.kwlist)
+TYPE = re.compile(r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z")  # of C
+PREFIXES = ("kf_", "kfi_", "kfk_")
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
 
 
 def usable(name):
     """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
-    return bool(NAME.match(name)) and not DERIVED.match(name) and name not in RESERVED
+    return bool(NAME.match(name)) and name not in PUBLIC | KEYWORDS and not TYPE.match(name) and not name.startswith(PREFIXES)
 
 
 def _names(text):

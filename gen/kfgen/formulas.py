@@ -143,8 +143,9 @@ class Printer:
         for i, count in uses.items():
             body, level, self.along[i] = self.node(i)
             if count > 1 and self.graph.nodes[i].args:
-                self.lines.append(f"t{len(self.lines)} = {body}")
-                body, level = f"t{len(self.lines) - 1}", ATOM
+                name = f"t{len(self.lines)}_"  # no operand's name ends so
+                self.lines.append(f"{name} = {body}")
+                body, level = name, ATOM
             self.text[i] = body, level
 
     def at(self, i, level=0):

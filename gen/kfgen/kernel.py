@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field
 
-from kfgen import contract, limits, names
+from kfgen import contract, inside, limits, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.emit import counts
@@ -86,6 +86,11 @@ class Kernel(Signature):
         self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
         self._sort()
         self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
+        arguments = [*self.tensor_names, *self.sizes, *self.integers, *self.scalars, *self.betas]
+        for what, found in (("arguments", arguments), (f"fields of {self.stride_struct}", self.stride_fields)):
+            twice = next((n for n in found if found.count(n) > 1), None)
+            if twice:
+                raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{twice}` is the name of two {what}", "rename one of the two")
 
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Refuses an entry that makes more of something than what C and CUDA have room for (core/limits.h)."""
@@ -99,6 +104,13 @@ class Kernel(Signature):
 
     def _sort(self):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+
+    @property
+    def body(self):
+        """The same kernel as what launchers call has it, with names of its own (inside.py)."""
+        if "_body" not in self.__dict__:
+            self._body = inside.kernel(self)
+        return self._body
 
     @property
     def two_dtypes(self):

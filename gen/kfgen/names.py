@@ -59,6 +59,17 @@ def launchers(user=None, dtype=""):
     return "_".join(w for w in ("kf", user or "", "launchers", dtype) if w)
 
 
+def gradient_of(name):
+    """Of an operand or a result."""
+    return f"kfi_d{name.removeprefix('kfi_')}" if name.startswith("kfi_") else f"d{name}"
+
+
+def inside(name):
+    """What the generated code calls an operand, a result or a scalar. It ends in a digit: what the code makes of such names, it adds a word to
+    (kfi_x0_f), so that none is that of another operand (x_f: kfi_x_f0)."""
+    return f"kfi_{name}0"
+
+
 def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
     prefix = f"{prefix}_cpu" if cpu else prefix
     return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)

@@ -14,7 +14,7 @@ from kfgen.expr import Graph
 from kfgen.gradient import substitute
 from kfgen.words import KEEP, KEEP_SCALE
 
-DOT = "dot"
+DOT = "kfi_dot"
 
 
 @dataclass

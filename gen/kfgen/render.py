@@ -55,7 +55,7 @@ def write(path, text):
 
 
 PARTS = {"cuh": ("device", "host"), "h": ("kernels",)}  # of an op's header: for each of nvcc's passes; in C what the launchers call
-LAUNCHER = ("KF_FN", "template <int kfi_act = ")  # how a line of one begins
+LAUNCHER = ("KF_FN", "template <int kfi_as = ")  # how a line of one begins
 
 
 def tidy(text, width=100):
@@ -134,6 +134,7 @@ class Selection:
 def with_acts(kernel, acts):
     """The kernel with these activations instead of its own."""
     found = copy.copy(kernel)
+    found.__dict__.pop("_body", None)
     found.acts = acts
     return found
 

@@ -12,6 +12,7 @@ from kfgen.emit import Target
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
 # Parameters of a run function, after the probability: seed and offset, or what is added to the offset of a `_state` launcher, and where those lie.
 DROPOUT = ("uint64_t kfi_seed", "uint64_t kfi_offset", "const uint64_t *seed", "const uint64_t *offset")
+OWN = {"act": "kfi_act", "from_state": "kfi_from_state"}  # a run function's own template parameters
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may have without asking, on every device
 
 
@@ -23,7 +24,7 @@ class Instance:
     arguments: tuple
 
     def __str__(self):
-        return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+        return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
 
     def name(self, values=None):
         """values: of the launcher's own parameters."""
@@ -106,7 +107,7 @@ class Cuda:
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
         if self.k.chosen:
             return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments])
-        return ", ".join(found + ([f"{self.k.scalar_struct} scalars = {{}}"] if self.k.has_act else []))
+        return ", ".join(found + ([f"{self.k.scalar_struct} kfi_scalars = {{}}"] if self.k.has_act else []))
 
     @property
     def act_parameters(self):
@@ -115,19 +116,24 @@ class Cuda:
 
     @property
     def act_arguments(self):
-        return ["scalars"] * self.k.has_act + ["kfi_activation"] * self.k.chosen
+        """The same of a kernel's launch."""
+        return ["kfi_scalars"] * self.k.has_act + ["kfi_activation"] * self.k.chosen
+
+    def launched(self, *names):
+        """What the launch of a kernel hands over, as the run function calls it."""
+        return ", ".join(f"&{n}" for n in (*names, *["kfi_random"] * self.k.keeps, *self.act_arguments))
 
     @property
     def act_word(self):
-        return f'"{self.k.acts[0].name}"' if self.k.chosen else "kfi_act_word(kfi_tag<act>())"
+        return f'"{self.k.acts[0].name}"' if self.k.chosen else "kfi_act_word(kfi_tag<kfi_act>())"
 
     @property
     def act_rising(self):
-        return "kfi_by ? kfi_chosen->rising : nullptr" if self.k.chosen else "kfi_act_rising(kfi_tag<act>())"
+        return "kfi_by ? kfi_chosen->rising : nullptr" if self.k.chosen else "kfi_act_rising(kfi_tag<kfi_act>())"
 
     @property
     def tensor_codes(self):
-        asked = ("kfi_reads", "kfi_by") if self.k.chosen else ("kfi_act_bwd_reads(kfi_tag<act>())", "act < 0")
+        asked = ("kfi_reads", "kfi_by") if self.k.chosen else ("kfi_act_bwd_reads(kfi_tag<kfi_act>())", "kfi_act < 0")
         return self.k.tensor_codes(*asked)
 
     @property
@@ -240,4 +246,4 @@ class C:
 
     @property
     def dropout_parameters(self):
-        return f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int from_state" if self.k.dropout else ""
+        return f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int kfi_from_state" if self.k.dropout else ""

@@ -228,7 +228,7 @@ class Signature:
             return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
 
         def of_state(r):
-            return chosen("from_state", self.dropout, lambda s: codes(r, s))
+            return chosen("kfi_from_state", self.dropout, lambda s: codes(r, s))
 
         if self.by_result:
             return f"{by} ? {of_state(2)} : {chosen(reads, True, lambda r: of_state(int(r)))}"

@@ -171,11 +171,11 @@ BROKEN = {
         "kf/core/row.h", r"first \+ KFI_STRIP > w->from \+ KFI_TILE\)",
         "first > w->from + KFI_TILE)", ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_dropout_state_f64",)),
     "gradients of sub swapped": (
-        "kf/ops/sub.kernels.h", r"da_to\[j\] = (\w+);\s+db_to\[j\] = -\1;",
-        r"da_to[j] = -\1; db_to[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
+        "kf/ops/sub.kernels.h", r"kfi_da0_to\[j\] = (\w+);\s+kfi_db0_to\[j\] = -\1;",
+        r"kfi_da0_to[j] = -\1; kfi_db0_to[j] = \1;", ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32",)),
     "operands of sub swapped": (
-        "kf/ops/sub.kernels.h", "a_j - b_j",
-        "b_j - a_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
+        "kf/ops/sub.kernels.h", "kfi_a0_j - kfi_b0_j",
+        "kfi_b0_j - kfi_a0_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
     "flat tail one short": (
         "kf/core/map_traverse.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32",)),
@@ -228,8 +228,8 @@ BROKEN = {
         "kf/core/stream.h", r"\(char \*\)to \+ i\)",
         "(char *)to + i + 64 * (i >= 128))", ("kf_cpu_add_f32", "kf_cpu_relu_bf16",)),
     "streamed: inputs stay where they are": (
-        "kf/ops/add.kernels.h", r"( +)a \+= KFI_PART;",
-        r"\1a += KFI_PART / 2;", ("kf_cpu_add_f32",)),
+        "kf/ops/add.kernels.h", r"( +)kfi_a0 \+= KFI_PART;",
+        r"\1kfi_a0 += KFI_PART / 2;", ("kf_cpu_add_f32",)),
     "bf16 by truncation": (
         "kf/core/convert.h", r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w", ("kf_cpu_cast_f32_bf16",)),
@@ -252,47 +252,47 @@ BROKEN = {
         "kf/ops/rms_norm.kernels.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
         r"static float \1[KFI_STRIP];\2if (row == 0) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
     "row: the second pass reads a row's first strip": (
-        "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)x \+ i",
+        "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)kfi_x0 \+ i",
         r"\1x + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
         "kf/ops/softmax.kernels.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: the pointers of the row before": (
-        "kf/ops/softmax.kernels.h", r"x \+ kfi_row_at\(m, 0, row\)",
-        "x + kfi_row_at(m, 0, row ? row - 1 : 0)", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+        "kf/ops/softmax.kernels.h", r"kfi_x0 \+ kfi_row_at\(m, 0, row\)",
+        "kfi_x0 + kfi_row_at(m, 0, row ? row - 1 : 0)", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "streamed row: what is streamed goes to a row's beginning": (
-        "kf/ops/softmax.kernels.h", r"kfi_stream\(out \+ i",
-        "kfi_stream(out + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+        "kf/ops/softmax.kernels.h", r"kfi_stream\(kfi_out0 \+ i",
+        "kfi_stream(kfi_out0 + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: results of whole tiles in the first one's place": (
-        "kf/ops/rms_norm.kernels.h", r": dx \+ i",
-        ": dx + 0 * i", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
+        "kf/ops/rms_norm.kernels.h", r": kfi_dx0 \+ i",
+        ": kfi_dx0 + 0 * i", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16",)),
     "row: the first row's mean": (
-        "kf/ops/layer_norm.kernels.h", r"mean\[row\];",
-        "mean[begin];", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
+        "kf/ops/layer_norm.kernels.h", r"kfi_mean0\[row\];",
+        "kfi_mean0[begin];", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: the saved value of the row before": (
-        "kf/ops/layer_norm.kernels.h", r"rstd\[row\] =",
-        "rstd[row ? row - 1 : 0] =", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bf16",)),
+        "kf/ops/layer_norm.kernels.h", r"kfi_rstd0\[row\] =",
+        "kfi_rstd0[row ? row - 1 : 0] =", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bf16",)),
     "row: the same columns of the weight again": (
-        "kf/ops/rms_norm.kernels.h", r"weight \? weight \+ i",
-        "weight ? weight", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_gelu_bwd_f32",)),
+        "kf/ops/rms_norm.kernels.h", r"kfi_weight0 \? kfi_weight0 \+ i",
+        "kfi_weight0 ? kfi_weight0", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_gelu_bwd_f32",)),
     "row: an absent weight is zero": (
-        "kf/ops/layer_norm.kernels.h", r"weight_t\[j\] = 1\.0f",
-        "weight_t[j] = 0.0f", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_bwd_f32",)),
+        "kf/ops/layer_norm.kernels.h", r"kfi_weight0_t\[j\] = 1\.0f",
+        "kfi_weight0_t[j] = 0.0f", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_bwd_f32",)),
     "row: an absent weight is zero in a tail": (
-        "kf/ops/rms_norm.kernels.h", r"if \(weight\) \{ kfi_tail",
-        "if (!weight) { memset(weight_t, 0, KFI_STRIP * 4); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
+        "kf/ops/rms_norm.kernels.h", r"if \(kfi_weight0\) \{ kfi_tail",
+        "if (!kfi_weight0) { memset(kfi_weight0_t, 0, KFI_STRIP * 4); } else { kfi_tail", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32",)),
     "row: both are absent or none": (
-        "kf/ops/layer_norm.kernels.h", r"bias \? bias \+ i : bias_t",
-        "weight && bias ? bias + i : bias_t", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bwd_f32",)),
+        "kf/ops/layer_norm.kernels.h", r"kfi_bias0 \? kfi_bias0 \+ i : kfi_bias0_t",
+        "kfi_weight0 && kfi_bias0 ? kfi_bias0 + i : kfi_bias0_t", ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bwd_f32",)),
     "row: partial sums are not cleared": (
-        "kf/ops/rms_norm.kernels.h", r"if \(kfi_f\.dweight_p\) \{ memset",
-        "if (!kfi_f.dweight_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
+        "kf/ops/rms_norm.kernels.h", r"if \(kfi_f\.kfi_dweight0_p\) \{ memset",
+        "if (!kfi_f.kfi_dweight0_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
     "row: a tail's sums go on from the row before": (
-        "kf/ops/layer_norm.kernels.h", r"memset\(dbias_t, 0",
-        "if (row == 0) memset(dbias_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
+        "kf/ops/layer_norm.kernels.h", r"memset\(kfi_dbias0_t, 0",
+        "if (row == 0) memset(kfi_dbias0_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
     "row: a tail's sums are the last row's": (
-        "kf/ops/rms_norm.kernels.h", r"dweight_p\[i \+ j\] \+=",
-        "dweight_p[i + j] =", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64",)),
+        "kf/ops/rms_norm.kernels.h", r"kfi_dweight0_p\[i \+ j\] \+=",
+        "kfi_dweight0_p[i + j] =", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64",)),
     "row: every block's sums in the first one's place": (
         "kf/ops/rms_norm.kernels.h", r"kfi_partial\(m, block, 0\)",
         "kfi_partial(m, 0, 0)", ("kf_cpu_rms_norm_bwd_f32",)),
@@ -306,7 +306,7 @@ BROKEN = {
         "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
-        "kf/ops/layer_norm.kernels.h", r"(kfi_act\([^;]*weight_j) \+ bias_j",
+        "kf/ops/layer_norm.kernels.h", r"(kfi_act\([^;]*kfi_weight0_j) \+ kfi_bias0_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: another query's mask": (
         "kf/ops/scale_bool_mask_softmax.kernels.h", r"kfi_shared = kfi_turn / m->channels",
@@ -327,8 +327,8 @@ BROKEN = {
         "kf/ops/instance_norm.kernels.h", r"row % m->channels",
         "(row + 1) % m->channels", ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16",)),
     "row: a channel's next value in another one's place": (
-        "kf/ops/batch_norm_train.kernels.h", r"running_mean_out\[row\]",
-        "running_mean_out[row / 2]", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16",)),
+        "kf/ops/batch_norm_train.kernels.h", r"kfi_running_mean0_out\[row\]",
+        "kfi_running_mean0_out[row / 2]", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16",)),
     "row: a channel's two batches side by side": (
         "kf/core/check.h", r"size\[1\] > 1 \? apart\[1\] - l->line",
         "size[1] > 2 ? apart[1] - l->line", ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_relu_bwd_bf16",)),

@@ -55,7 +55,7 @@ SEEDED = {
         "kf/ops/layer_norm_act_dropout.device.cuh", r"rng, start \+ off\)", "rng, start)",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
     "gradients swapped": (
-        "kf/ops/sub.device.cuh", r"(kfi_cast\(&da_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&db_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
+        "kf/ops/sub.device.cuh", r"(kfi_cast\(&kfi_da0_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&kfi_db0_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
         ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
     "sums of another column": (
         "kf/core/map_device.cuh", r"float total = buffer\[c\];", "float total = buffer[c ^ 1];",
@@ -85,7 +85,7 @@ SEEDED = {
         "kf/core/row_reduce.cuh", r"g\.share >> 20", "g.share >> 21",
         ("kf_layer_norm_bwd_f16",), ()),
     "all of a row held from its first vector": (
-        "kf/ops/layer_norm.device.cuh", r"(weight_h)\[kfi_early \? s : 0\]", r"\1[0]",
+        "kf/ops/layer_norm.device.cuh", r"(kfi_weight0_h)\[kfi_early\s+\?\s+s\s+:\s+0\]", r"\1[0]",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the second of what a pass reduces": (
         "kf/core/row_reduce.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
@@ -125,7 +125,7 @@ SEEDED = {
         "kf/core/row_segments.cuh", r"\{ return kfi_plane_row\(row, p, g\); \}", "{ return kfi_plane_row(0 * row, p, g); }",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
     "another query's mask": (
-        "kf/ops/scale_bool_mask_softmax.device.cuh", r"mask_a = kfi_divide\(kfi_turn,", "mask_a = kfi_divide(row,",
+        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_mask0_a = kfi_divide\(kfi_turn,", "kfi_mask0_a = kfi_divide(row,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
     "another batch's queries": (
         "kf/core/row_access.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
@@ -160,7 +160,7 @@ SEEDED = {
         "kf/ops/linear_act_dropout.device.cuh", r"\(kfi_matrix \* g\.rows \+ kfi_cell\[u\]\.row\)", "(kfi_cell[u].row)",
         ("kf_linear_dropout_f32",), ()),
     "a factor's values of the row before": (
-        "kf/ops/act_linear.device.cuh", r"kfi_strip_place\(t, 0, at, row\)", "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
+        "kf/ops/act_linear.device.cuh", r"kfi_strip_place\(t, 0, at,\s+row\)", "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
         ("kf_relu_linear_f32", "kf_relu_linear_bf16"), ()),
     "a weight's gradient over the rows of one block": (
         "kf/core/gemm_back.cuh", r"p->choice\.splits < 2 \|\| !p->t\.out", "true", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"), ()),

@@ -9,7 +9,8 @@ from kflib import ROOT
 KFGEN = ROOT / "gen/kfgen"
 LAYERS = (
     ("", "dtypes", "limits", "names", "paths", "stamp", "words", "expr", "gradient", "emit"),  # words, and expressions
-    ("entries", "derive", "activation", "passes", "oracle", "row_oracle", "product_oracle", "formulas"),  # what entries say, and what follows from it
+    # what entries say, and what follows from it
+    ("entries", "inside", "derive", "activation", "passes", "oracle", "row_oracle", "product_oracle", "formulas"),
     ("contract", "chosen", "signature", "kernel", "schedule"),  # a kernel, of whatever family
     ("families",),
     ("spec_checks", "spec", "expand", "check", "notes"),  # all entries together

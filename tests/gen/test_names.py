@@ -6,11 +6,11 @@ import json
 import re
 
 import kflib
+import odd_names
 import pytest
 from kfgen import names, spec
 from kfgen.cli import main
-from kfgen.families import FAMILIES
-from kfgen.render import ROOT, Renderer, Selection, parts
+from kfgen.render import ROOT
 from kfgen.words import REDUCTIONS
 
 MANIFEST = kflib.manifest()
@@ -140,114 +140,26 @@ def test_list_of_a_selection(capsys):
     assert said == {*(f"kf_add_{w}{d}" for w in ("", "gelu_", "bwd_", "gelu_bwd_") for d in ("f32", "bf16")), "kf_cast_f32_bf16", "kf_cast_bf16_f32"}
 
 
-OWN = """
-[op."own_{act}"]
-brief = "all kinds of operands"
-operands = { zza = "elem", zzb = "elem", zzr = "row", zzq = { kind = "row", dtype = "acc" } }
-scalars = { zzs = 2.0 }
-expr = "act(dropout(zza * zzs + zzr) * zzb + exp(zzq))"
-ref = "act(dropout(zza * zzs + zzr) * zzb + np.exp(zzq))"
-[op."halved_{act}"]
-brief = "a packed operand"
-operands = { zzx = { kind = "half", parts = ["zzg", "zzu"] }, zzr = { kind = "row", grad = false } }
-expr = "act(zzg) * (zzu + zzr)"
-ref = "act(zzg) * (zzu + zzr)"
-[op."planes_{act}"]
-brief = "channels"
-operands = { zza = "elem", zzc = "channel" }
-scalars = { zzs = 2.0 }
-expr = "act(zza * exp(zzc * zzs))"
-ref = "act(zza * np.exp(zzc * zzs))"
-[op."reduced_{act}"]
-family = "reduce"
-brief = "an axis"
-operands = { zza = "elem", zzb = "elem" }
-scalars = { zzs = 2.0 }
-expr = "mean(act(zza - max(zzb * zzs)))"
-ref = "mean(act(zza - max(zzb * zzs)))"
-[op."queried_{act}_dropout"]
-family = "row"
-brief = "rows that are queries"
-scalars = { zzs = 2.0 }
-saved = { zzl = "sum(zza + zzm)" }
-expr = "dropout(act(zza * zzs - zzl * zzp + where(column <= query + (count - queries), zzm, zzk)))"
-ref = "dropout(act(zza * zzs - sum(zza + zzm) * zzp + np.where(column <= query + (count - queries), zzm, zzk)))"
-[op."queried_{act}_dropout".operands]
-zza = "elem"
-zzm = { kind = "shared", absent = 0, grad = false }
-zzk = { kind = "shared", dtype = "u8", grad = false }
-zzp = "per_row"
-[op."rows_of_{act}"]
-family = "row"
-brief = "gradients over rows, picked values"
-operands = { zza = "elem", zzb = "elem", zzr = { kind = "row", absent = 1 }, zzi = { kind = "per_row", dtype = "I", grad = false } }
-saved = { zzl = "sum(zza)" }
-expr = "act(zza * zzr + zzb - zzl * max(zza)) * pick(zza, zzi)"
-ref = "act(zza * zzr + zzb - sum(zza) * max(zza)) * sum(np.where(column == zzi, zza, 0))"
-[op."planes_of_{act}"]
-family = "row"
-brief = "rows that are planes"
-operands = { zza = "elem", zzc = "channel" }
-expr = "act(zza * zzc * max(zza))"
-ref = "act(zza * zzc * max(zza))"
-[op."groups_of_{act}"]
-family = "row"
-brief = "rows that are groups"
-operands = { zza = "elem", zzc = { kind = "group", absent = 1 } }
-saved = { zzl = "max(zza)" }
-expr = "act(zza * zzc * zzl + column / count)"
-ref = "act(zza * zzc * max(zza) + column / count)"
-[op."channels_of_{act}"]
-family = "row"
-layout = "channels"
-brief = "rows that are channels"
-operands = { zza = "elem", zzr = "per_row", zzk = { kind = "per_row", dtype = "acc", grad = false } }
-updates = { zzk = "zzk + max(zza)" }
-refs = { zzk = "zzk + max(zza)" }
-expr = "act(zza * zzr * max(zza))"
-ref = "act(zza * zzr * max(zza))"
-"""
-# Types and words of the languages and of kf, which stand for themselves.
-IGNORED = {"defined", "pragma", "endif", "ifndef", "ifdef", "include", "define"}
+def test_no_operand_has_a_name_of_kf_inside():
+    """What the generated code calls operands, and what it makes of that, is no word of include/kf (names.inside)."""
+    words = {w for path in (ROOT / "include").rglob("*.*") for w in re.findall(r"\bkfi_\w+", path.read_text())}
+    assert len(words) > 1000
+    like = [(w, re.fullmatch(r"kfi_(\w+)0(_(out|to|past|to_n|[a-z]))?", w)) for w in sorted(words)]
+    assert [w for w, name in like if name and spec.usable(name[1])] == []
 
 
-OF_FAMILY = {"map": ("own", "halved", "planes", "add", "cast", "act_dropout"), "reduce": ("reduced",),
-             "row": ("queried_act_dropout", "rows_of", "planes_of", "groups_of", "channels_of")}
-for _op in spec.load().ops.values():  # of families whose ops differ in their expressions alone, kf's own
-    if _op.family not in ("map", "reduce", "row"):
-        OF_FAMILY[_op.family] = (*OF_FAMILY.get(_op.family, ()), names.stem(_op.pattern))
-
-
-@pytest.fixture(scope="module")
-def of_families(once):
-    """{family: {path: text}}."""
-    def rendered(folder):
-        (folder / "own.toml").write_text(OWN)
-        return {family: Renderer(Selection(spec.load([folder / "own.toml"]), ops)).render() for family, ops in OF_FAMILY.items()}
-
-    return once("reserved words", rendered)
-
-
-@pytest.mark.parametrize("family, ext", [(family, ext) for family in OF_FAMILY for ext, word in ((".cuh", "cuda"), (".h", "c"))
-                                         if word in FAMILIES[family].backends])
-def test_reserved_words_are_complete(of_families, family, ext):
-    """Every name that the generated code uses beside operands' is refused to operands."""
-    files, found = of_families[family], set()
-    for stem in OF_FAMILY[family]:
-        whole = "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}"))
-        text = re.sub(r"/\*.*?\*/|//[^\n]*|\"[^\"]*\"", " ", whole, flags=re.S)
-        text = re.sub(r"^#(?!pragma unroll).*$", " ", text, flags=re.M)
-        found |= {w for w in re.findall(r"(?<![\w.])(?<!->)(?<!::)[a-z_]\w*", text) if not w.startswith(("kf_", "kfi_", "kfk_")) and "zz" not in w}
-    if ext == ".cuh" and family == "map":
-        assert {"each", "at", "span", "width", "scalars"} <= found
-    own = {"a", "b", "x", "s", "da", "db", "dx", "dout"}  # operands of add, cast and dropout, and what is made of them
-    own |= {n for stem in OF_FAMILY[family] for op in spec.load().ops.values() if names.stem(op.pattern) == stem for o in op.operands
-            for v in (o.name, f"{o.name}_out", *o.values, *op.scalars, *op.outputs, *op.saved, *op.own.get("products", ()), *op.own.get("load", ()))
-            for n in (v, f"d{v}")}
-    own |= {f"{n}_{suffix}" for n in (*own, "out") for suffix in (*"vfnsj", "to", "to_n", "past")} | set(spec.load().ops["axpby_{act}"].scalars) | {
-        s for a in spec.load().activations.values() for s in a.scalars}
-    own |= {*FAMILIES[family].names}
-    assert {w for w in found - own - IGNORED if spec.usable(w)} == set()
+@pytest.mark.parametrize("family", odd_names.ENTRIES)
+def test_the_identifiers_are_found(tmp_path, family):
+    """All that the code of a family has, but for keywords and public names, is an operand's name somewhere in the ops that tests/cpu and
+    tests/emu run (test_names.py)."""
+    _, _, names_ = odd_names.pairs(family, tmp_path)
+    given = set()
+    for o in spec.load([tmp_path / f"{family}.toml"]).ops.values():
+        parts = (p for q in o.operands for p in (q.name, *q.parts))
+        given |= {*parts, *o.scalars, *o.outputs, *o.saved, *o.own.get("load", ()), *o.own.get("products", ())}
+    assert set(names_) <= given and len(names_) > 30
+    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "walk", "kept0", "row0"}, "reduce": {"unit", "row0_s"}}
+    assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
 
 
 def test_no_template_names_an_op_or_an_activation():

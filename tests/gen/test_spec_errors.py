@@ -181,8 +181,8 @@ CASES = {
     "edge at a word": (act(edges='{ top = 1 }'), "activation.twice", "edges", "top is 1", "such as nan"),
     **{f"operand called {name}": (op(operands=f'{{ a = "elem", {name} = "elem" }}', expr=f'"act(a + {name})"'), "op.plus_{act}", "operands",
                                   f"`{name}` cannot be used", "lower-case word")
-       for name in ("n", "stream", "workspace", "out", "scalars", "each", "at", "span", "g", "own", "stride", "more", "width", "state",
-                    "u", "e", "j", "int", "class", "lambda", "exp", "act", "x_v", "x_n", "t0", "row1", "Upper")},
+       for name in ("n", "rows", "stream", "workspace", "out", "int", "class", "co_await", "lambda", "exp", "act", "size_t", "errno", "kf_x",
+                    "kfi_x0", "np", "Upper", "_x", "x_", "x__y")},
     # Reductions over an axis.
     "reduced to elements": (reduce(expr='"x / sum(x)"'), "op.total", "expr", "`out` differs along the axis", 'family = "row"'),
     "nothing reduced over an axis": (reduce(expr='"x"'), "op.total", "expr", "`out` differs along the axis", "reduce it"),
@@ -206,7 +206,7 @@ CASES = {
     "empty as a number": (reduce(empty='"zero"'), "op.total", "empty", "is 'zero'", '"error"'),
     "empty over rows": (row(empty='"error"'), "op.share", "empty", "is 'error'", 'family = "reduce"'),
     **{f"operand called {name} over an axis": (reduce(operands=f'{{ {name} = "elem" }}', expr=f'"sum({name})"'), "op.total", "operands",
-                                               f"`{name}` cannot be used", "lower-case word") for name in ("unit", "all", "axis", "count")},
+                                               f"`{name}` cannot be used", "lower-case word") for name in ("axis", "inner", "count")},
     # Ops over rows.
     "family of a number": (row(family="3"), "op.share", "family", "is 3", '"row"'),
     "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", "map, row"),
@@ -269,7 +269,7 @@ CASES = {
     "saved of a list": (row(saved='["s"]'), "op.share", "saved", "is ['s']", "saved = { rstd"),
     "saved of a number": (row(saved="{ s = 2 }"), "op.share", "saved", "s is 2", "an expression, in quotes"),
     **{f"saved called {name}": (row(saved=f'{{ {name} = "sum(x)" }}'), "op.share", "saved", f"`{name}` cannot be used", "lower-case word")
-       for name in ("x", "out", "rows", "count", "t0", "row1", "x_i", "Upper")},
+       for name in ("x", "out", "rows", "count", "Upper")},
     **{f"{field_} called count": (row(**{"expr": '"x / sum(x) + count"', **fields}), "op.share", field_, "`count` cannot be used", "lower-case word")
        for field_, fields in (("operands", {"operands": '{ x = "elem", count = "row" }'}), ("scalars", {"scalars": "{ count = 1 }"}),
                               ("outputs", {"expr": None, "ref": None, "outputs": '{ count = "sum(x)" }', "refs": '{ count = "sum(x)" }'}))},

@@ -22,8 +22,8 @@ class Launch(ctypes.Structure):
     def name(self):
         """The kernel with the numbers of an activation and a state in the place of their words."""
         kernel, arguments = self.kernel.decode().split("<")
-        arguments = re.sub(r"\bact\b", str(self.act), arguments)
-        return f"{kernel}<" + re.sub(r"\bfrom_state\b", str(self.from_state), arguments)
+        arguments = re.sub(r"\bkfi_act\b", str(self.act), arguments)
+        return f"{kernel}<" + re.sub(r"\bkfi_from_state\b", str(self.from_state), arguments)
 
     def arguments(self):
         return [bytes(self.bytes[i])[:self.sizes[i]] for i in range(self.parameters)]

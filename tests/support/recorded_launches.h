@@ -149,9 +149,9 @@ static kft_kernel kft_kernel_of(void (*)(P...), const char *text, int act, int f
 }
 #undef KFI_ADDRESS
 #undef KFI_STATE_ADDRESS
-#define KFI_ADDRESS(...) [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, act, 0); return (const void *)&found; }()
+#define KFI_ADDRESS(...) [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, kfi_act, 0); return (const void *)&found; }()
 #define KFI_STATE_ADDRESS(...) \
-    [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, act, from_state); return (const void *)&found; }()
+    [] { static const kft_kernel found = kft_kernel_of(__VA_ARGS__, #__VA_ARGS__, kfi_act, kfi_from_state); return (const void *)&found; }()
 
 extern "C" {
 __attribute__((weak)) const char *cudaGetErrorString(cudaError_t) { return "as the test asked for"; }

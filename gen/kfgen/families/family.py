@@ -31,7 +31,7 @@ class Family:
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows or products as a whole
-    names = ()  # what its generated code calls its own: refused to operands
+    names = ()  # public names that only its functions have: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits
     types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
@@ -52,6 +52,14 @@ class Family:
     def loaded(self, op):
         """What its expressions name beside results and what is saved."""
         return ()
+
+    def named(self, op):
+        """What else its entries name: what only expressions read."""
+        return ()
+
+    def inside(self, op, rename):
+        """An entry's fields that no other family has, with all names as the generated code has them (inside.Inside)."""
+        return op.own
 
     def backward_dtypes(self, op, own, dtypes):
         """Those of the gradients of a forward with its own ones, of `dtypes`."""

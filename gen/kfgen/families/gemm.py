@@ -15,10 +15,11 @@ from kfgen.families.gemm_cuda import GemmCuda
 from kfgen.families.gemm_text import formulas, statements
 from kfgen.gradient import gradient, substitute
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 from kfgen.words import KEEP
 
 ACC = "acc"  # the product, where an entry names none
-DOT = "dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
+DOT = "kfi_dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
 VALUES = 12  # of an element that a seam reads and makes: include/kf/core/gemm_seam.h
 SUMS = ("right", "row", "depth")  # kinds whose gradients are added up, to `beta` times what is there
 VECTORS = ("row", "depth")
@@ -83,7 +84,7 @@ class GemmKernel(Kernel):
             self.result = activated(op, graph, outs)
             again = [result(n, "in", "output") for n in outs if n == self.result]
             kept = [result(n, "in", "saved") for n in op.saved]
-            self.inputs = self.operands + again + kept + [result(f"d{n}", "in", "gradient", of=n) for n in outs]
+            self.inputs = self.operands + again + kept + [result(gradient_of(n), "in", "gradient", of=n) for n in outs]
         self._copy(graph, [*(e for s in self.outputs for e in s.exprs), *roots, factor], replaced)
         self._reads()
         self.streams = self.inputs + self.outputs
@@ -92,13 +93,13 @@ class GemmKernel(Kernel):
             self.limit("expr", "values of an element", [getattr(v, "name", v) for v in seam.reads + seam.makes], VALUES)
         gradients = any(o.grad for o in op.operands)
         forward = [*(o.name for o in op.operands), *outs, *op.saved]
-        self.strided = forward + [f"d{n}" for n in outs if gradients] + [f"d{o.name}" for o in op.operands if o.grad]
+        self.strided = forward + [gradient_of(n) for n in outs if gradients] + [gradient_of(o.name) for o in op.operands if o.grad]
 
     def _gradients(self, graph, env, outs, factor):
         """Sets the outputs of a backward; gives the gradients of its products."""
         op, elements = self.op, [s for s in self.operands if s.kind in ("elem", "row")]
         wanted = [env[p.name] for p in self.products] + [env[s.name] for s in elements]
-        found = gradient(graph, {outs[n]: graph.var(f"d{n}") for n in outs}, wanted)
+        found = gradient(graph, {outs[n]: graph.var(gradient_of(n)) for n in outs}, wanted)
         loads = [s for s in self.operands if s.kind in ("left", "depth")]
         found |= gradient(graph, {factor: graph.var(DOT)}, [env[s.name] for s in loads])
         found = {i: graph.const(0) if node is None else node for i, node in found.items()}
@@ -108,9 +109,9 @@ class GemmKernel(Kernel):
         for o in op.operands:
             if o.grad:
                 summed = o.kind in SUMS
-                self.outputs.append(Tensor(f"d{o.name}", o.kind, self.second if summed else self.dtype, "sum" if summed else "out", "gradient",
-                                           "U" if summed and len(self.dtypes) > 1 else "T", (f"d{o.name}",), of=o.name, exprs=[of[o.name]],
-                                           required=False))
+                self.outputs.append(Tensor(gradient_of(o.name), o.kind, self.second if summed else self.dtype, "sum" if summed else "out", "gradient",
+                                           "U" if summed and len(self.dtypes) > 1 else "T", (gradient_of(o.name),), of=o.name,
+                                           exprs=[of[o.name]], required=False))
         return slopes
 
     def _copy(self, graph, roots, replaced):
@@ -249,7 +250,7 @@ class Gemm(Family):
     codes = {"left": 2, "right": 2, "depth": 2}
     fields = ("saved", "layout")
     oracle = "products"
-    names = (ACC, DOT, "beta", "count", "depth", "from", "part", "stop", "to")
+    names = (ACC, "beta")
 
     @property
     def header(self):
@@ -273,6 +274,14 @@ class Gemm(Family):
 
     def loaded(self, op):
         return op.own["load"]
+
+    def named(self, op):
+        return [*op.own["load"], *self.products(op)[1]]
+
+    def inside(self, op, rename):
+        factor, products = self.products(op)
+        given = {name: f"{factor} * {weight}" for name, weight in products.items()}
+        return op.own | {"products": rename.texts(given), "load": rename.texts(op.own["load"])}
 
     def backward_dtypes(self, op, own, dtypes):
         """A 2-byte function has one with the weights' gradients in float32, too, if there are any."""

@@ -131,11 +131,11 @@ class GemmC(C):
     @property
     def run_parameters(self):
         k = self.k
-        found = ["const char *word"] * k.has_act + [f"kfi_seam_fn kfi_{seam.word}" for seam in self.chosen]
-        found += ["int reads"] * k.asks_reads + ["const char *kfi_rising"] * k.by_result
+        found = ["const char *kfi_word"] * k.has_act + [f"kfi_seam_fn kfi_{seam.word}" for seam in self.chosen]
+        found += ["int kfi_reads"] * k.asks_reads + ["const char *kfi_rising"] * k.by_result
         found += ["int kfi_passes_on"] if k.bwd and self.passes_on == "kfi_passes_on" else []
         found += [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [f"int64_t {s}" for s in k.sizes]
-        found += [f"{a.ctype}{a.name}" for a in k.stride_arguments] + ["const void *scalars"] + [f"{k.scalar_ctype} {s}" for s in k.betas]
+        found += [f"{a.ctype}{a.name}" for a in k.stride_arguments] + ["const void *kfi_scalars"] + [f"{k.scalar_ctype} {s}" for s in k.betas]
         return ", ".join(found) + self.dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
 
     def run_arguments(self, launcher):
@@ -148,7 +148,7 @@ class GemmC(C):
         found += [f'"{rising(act)}"' if by and act.rising else "NULL"] * k.by_result
         found += [str(int(bool(k.passes_on(act))))] if k.bwd and self.passes_on == "kfi_passes_on" else []
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] * bool(k.strided)
-        found += ["scalars" if launcher.scalar_values else "NULL", *k.betas]
+        found += ["kfi_scalars" if launcher.scalar_values else "NULL", *k.betas]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
     @property

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from kfgen.emit import emit
-from kfgen.schedule import CHEAP, NONE, Cuda, Instance
+from kfgen.schedule import CHEAP, NONE, OWN, Cuda, Instance
 from kfgen.words import KEEP, KEEP_SCALE
 
 LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines along the depth: core/gemm_tile.cuh
@@ -15,7 +15,7 @@ LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines a
 TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
 FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
-DOT = "dot"  # in gradients of the left factor: gemm.py
+DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Old(Instance):
     """Of devices before sm_80."""
 
     def __str__(self):
-        return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+        return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Hopper(Instance):
     """Of sm_90a."""
 
     def __str__(self):
-        return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name()})"
+        return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
 
 
 class GemmCuda(Cuda):
@@ -119,11 +119,12 @@ class GemmCuda(Cuda):
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "g", *self.store_scalars, *self.kept_arguments, "kfi_maps"])
+        kept = ["kfi_random"] * self.k.keeps + (self.act_arguments if self.stores_act else [])
+        return ", ".join(f"&{n}" for n in ["kfi_t", "kfi_g", *self.store_scalars, *kept, "kfi_maps"])
 
     @property
     def kept_arguments(self):
-        return ["rng"] * self.k.keeps + (self.act_arguments if self.stores_act else [])
+        return ["rng"] * self.k.keeps + ["scalars"] * self.stores_act
 
     @property
     def instances(self):
@@ -205,7 +206,7 @@ class GemmCuda(Cuda):
 
     @property
     def strip_arguments(self):
-        return ", ".join(f"&{n}" for n in ["t", "s", *self.k.used_scalars] + ["rng"] * self.k.keeps + self.act_arguments)
+        return self.launched("kfi_t", "kfi_s", *self.k.used_scalars)
 
     def strip_reads(self, seam):
         return [s for s in seam.reads if s in self.k.inputs]
@@ -251,7 +252,7 @@ class GemmCuda(Cuda):
         k = self.k
         calls = any(k.graph.nodes[i].op in ("act", "act_bwd") for i in k.graph.reachable([p.slope for p in k.products]))
         none = next((a for a in k.acts if a.name == "none"), None)
-        return "false" if not k.passed or (calls and not none) else f"act == {none.id}" if calls else "true"
+        return "false" if not k.passed or (calls and not none) else f"kfi_act == {none.id}" if calls else "true"
 
     def place(self, name):
         return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
@@ -262,7 +263,7 @@ class GemmCuda(Cuda):
         k = self.k
         found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + k.scalars + k.betas
         found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
-        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "scalars"])
+        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "kfi_scalars"])
 
     @property
     def sides(self):

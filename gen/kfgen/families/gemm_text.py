@@ -5,7 +5,7 @@ from kfgen import contract
 from kfgen.formulas import LIBRARIES, Printer, inlined
 from kfgen.words import KEEP
 
-DOT = "dot"
+DOT = "kfi_dot"
 
 
 def _turned(text, turned):
@@ -18,6 +18,11 @@ def _forward(k):
 
 
 def formulas(k, by=False):
+    """As _formulas has them, for readers, who know no names of the generated code."""
+    return [line.replace(DOT, "dot") for line in _formulas(k, by)]
+
+
+def _formulas(k, by):
     """One line per value, in the expression language; a . b is the product of two matrices, ^T the other way round."""
     load = [f"{name} = {contract.one_line(text)}" for name, text in k.op.own["load"].items()]
     if not k.bwd:
@@ -68,9 +73,9 @@ def statements(k, act, library, by=False):
         return f"({text}).swapaxes(-1, -2)" if turn else text
 
     own, [factor] = printed(roots[-1:])
-    lines += [*own, f"factor = {factor}"]
+    lines += [*own, f"factor_ = {factor}"]
     if not k.bwd:
-        lines += [f"{p.name} = factor @ {p.weight.name}" for p in k.products]
+        lines += [f"{p.name} = factor_ @ {p.weight.name}" for p in k.products]
         own, texts = printed(roots[:-1])
         lines += own
         return lines + [f"{s.name} = ({text}) + beta * {s.name} if beta else {text}" if k.accumulated(s) else f"{s.name} = {text}"
@@ -78,8 +83,8 @@ def statements(k, act, library, by=False):
     elements = [i for i, s in enumerate(k.outputs) if s.kind in ("elem", "row")]
     first = len(k.outputs)
     own, texts = printed([roots[first + i] for i in range(len(k.products))] + [roots[i] for i in elements])
-    lines += own + [f"slope{i} = {text}" for i, text in enumerate(texts[:len(k.products)])]
-    lines += [f"{DOT} = {' + '.join(f'slope{i} @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"]
+    lines += own + [f"slope{i}_ = {text}" for i, text in enumerate(texts[:len(k.products)])]
+    lines += [f"{DOT} = {' + '.join(f'slope{i}_ @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"]
     found = {k.outputs[i].name: text for i, text in zip(elements, texts[len(k.products):])}
     inner = [i for i, s in enumerate(k.outputs) if s.kind in ("left", "depth")]
     own, texts = printed([roots[i] for i in inner])
@@ -88,7 +93,7 @@ def statements(k, act, library, by=False):
     for s in k.outputs:
         if s.kind == "right":
             number = next(i for i, p in enumerate(k.products) if p.weight.name == s.of)
-            text = back(f"factor.swapaxes(-1, -2) @ slope{number}", turned["right"])
+            text = back(f"factor_.swapaxes(-1, -2) @ slope{number}_", turned["right"])
         elif s.role == "sum":
             full = "cols" if s.kind == "row" else "depth"
             text = f"{lib.reductions['sum']}({lib.name}.broadcast_to({found[s.name]}, (batch, rows, {full})), 1)"

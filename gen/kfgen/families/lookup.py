@@ -10,6 +10,7 @@ from kfgen.families.lookup_cuda import LookupCuda
 from kfgen.formulas import LIBRARIES, elementwise
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 
 SKIPPED = "padding_idx"  # the number whose row has no gradient
 
@@ -33,17 +34,18 @@ class LookupKernel(Kernel):
         dtype_of = {"T": self.dtype, "I": self.index_dtype}
         self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "table" else "input", o.dtype, o.values)
                          for o in op.operands]
+        [(result, value)] = outs.items()
         self.table, self.number = (next(s for s in self.operands if s.kind == kind) for kind in ("table", "number"))
         if not self.bwd:
             self.inputs = self.operands
-            self.outputs = [Tensor("out", "elem", self.dtype, "out", "output", "T", ("out",), exprs=[outs["out"]])]
+            self.outputs = [Tensor(result, "elem", self.dtype, "out", "output", "T", (result,), exprs=[value])]
         else:
-            dout = self.graph.var("dout")
-            [slope] = gradient(self.graph, {outs["out"]: dout}, [env[self.table.name]]).values()
+            dout = gradient_of(result)
+            [slope] = gradient(self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]).values()
             slope = self.graph.const(0) if slope is None else slope
-            self.inputs = [*self.operands, Tensor("dout", "elem", self.dtype, "in", "gradient", "T", ("dout",), of="out")]
-            self.outputs = [Tensor(f"d{self.table.name}", "table", self.dtype, "sum", "gradient", "T", (f"d{self.table.name}",), of=self.table.name,
-                                   exprs=[slope], required=False)]
+            self.inputs = [*self.operands, Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result)]
+            name = gradient_of(self.table.name)
+            self.outputs = [Tensor(name, "table", self.dtype, "sum", "gradient", "T", (name,), of=self.table.name, exprs=[slope], required=False)]
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name}
         for s in self.inputs:
@@ -93,8 +95,7 @@ class Lookup(Family):
     indices = ("number",)
     codes = {"table": 2, "number": 4}
     integers = True
-    names = ("across", "begin", "beta", "col", "end", "from", "group", "ids", "inside", "item", "lane", "line", "old", "places", "tiles", "to",
-             "vocab")
+    names = ("beta",)
 
     def dtypes(self, kind, grad):
         return ("I",) if kind == "number" else ()
@@ -120,16 +121,16 @@ class Lookup(Family):
         lib = LIBRARIES[library]
         number, table, result = k.number.name, k.table.name, k.outputs[0].name
         where = f"({number} >= 0) & ({number} < vocab)" + (f" & ({number} != {SKIPPED})" if k.bwd else "")
-        lines = [f"there = ({where}).reshape(rows, 1)", f"place = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
+        lines = [f"there_ = ({where}).reshape(rows, 1)", f"place_ = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
         if k.table.reads != "never":
-            lines.append(f"{table} = {lib.name}.where(there, {table}[place], float('nan'))" if not k.bwd else f"{table} = {table}[place]")
+            lines.append(f"{table} = {lib.name}.where(there_, {table}[place_], float('nan'))" if not k.bwd else f"{table} = {table}[place_]")
         own, [text] = elementwise(k, act, library)
         lines += own
         if not k.bwd:
             return [*lines, f"{result} = {text}"]
-        lines.append(f"terms = {lib.name}.where(there, {text}, 0.0)")
+        lines.append(f"terms_ = {lib.name}.where(there_, {text}, 0.0)")
         if library == "numpy":
-            lines += ["sums = np.zeros((vocab, cols), terms.dtype)", "np.add.at(sums, place, terms)"]
+            lines += ["sums_ = np.zeros((vocab, cols), terms_.dtype)", "np.add.at(sums_, place_, terms_)"]
         else:
-            lines += ["sums = torch.zeros((vocab, cols), dtype=terms.dtype, device=terms.device).index_add(0, place, terms)"]
-        return [*lines, f"{result} = sums + beta * {result} if beta else sums"]
+            lines += ["sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"]
+        return [*lines, f"{result} = sums_ + beta * {result} if beta else sums_"]

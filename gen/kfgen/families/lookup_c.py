@@ -26,12 +26,12 @@ class LookupC(C):
     @property
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
-        found += ["const kf_i64 *kfi_integers", "const void *scalars"]
+        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
     def run_arguments(self, launcher):
         found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        found += ["kfi_integers", "scalars" if launcher.scalar_values else "NULL"]
+        found += ["kfi_integers", "kfi_scalars" if launcher.scalar_values else "NULL"]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):

@@ -36,7 +36,7 @@ class LookupCuda(Cuda):
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in sum(self.passed, [])), "g", *self.scalars])
+        return ", ".join(f"&{name}" for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.scalars])
 
     @property
     def passed(self):

@@ -10,6 +10,7 @@ from kfgen.families.map_c import MapC
 from kfgen.families.map_cuda import MapCuda
 from kfgen.gradient import gradient, substitute
 from kfgen.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.names import gradient_of
 from kfgen.words import KEEP
 
 
@@ -49,7 +50,7 @@ class MapKernel(Kernel):
             self.inputs = self.operands
             self.outputs = [Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node]) for name, node in outs.items()]
         else:
-            douts = {name: graph.var(f"d{name}") for name in outs}
+            douts = {name: graph.var(gradient_of(name)) for name in outs}
             wanted = [o for o in op.operands if o.grad]
             grads = gradient(graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values])
             self.outputs = []
@@ -57,9 +58,9 @@ class MapKernel(Kernel):
                 stream = next(s for s in self.operands if s.name == o.name)
                 exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
                 twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
-                self.outputs.append(Tensor(f"d{o.name}", o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
-                                           tuple(f"d{v}" for v in o.values), of=o.name, same_as=twin, exprs=exprs, required=False))
-            seeds = [Tensor(f"d{name}", "elem", out_dtype, "in", "gradient", out_var, (f"d{name}",), of=name) for name in outs]
+                self.outputs.append(Tensor(gradient_of(o.name), o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
+                                           tuple(map(gradient_of, o.values)), of=o.name, same_as=twin, exprs=exprs, required=False))
+            seeds = [Tensor(gradient_of(name), "elem", out_dtype, "in", "gradient", out_var, (gradient_of(name),), of=name) for name in outs]
             self.result = derive.activated(op, graph, outs)
             again = [Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,)) for name in outs if name == self.result]
             self.inputs = self.operands + again + seeds

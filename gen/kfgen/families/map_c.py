@@ -185,9 +185,9 @@ class MapC(C):
 
     @property
     def run_parameters(self):
-        found = ["kfi_tile_fn tile", "const char *word"] + (["int reads"] if self.k.asks_reads else [])
+        found = ["kfi_tile_fn kfi_fn", "const char *kfi_word"] + (["int kfi_reads"] if self.k.asks_reads else [])
         found += ["const char *kfi_rising"] if self.k.by_result else []
-        found += [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes] + ["const void *scalars"]
+        found += [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes] + ["const void *kfi_scalars"]
         return ", ".join(found) + self.dropout_parameters + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
 
     @property
@@ -205,7 +205,7 @@ class MapC(C):
             tile, reads = f"{k.result} ? {tile}_by_result : {tile}", f"{k.result} ? 2 : {reads}"
         found = [tile, f'"{act.name}"'] + ([str(reads)] if k.asks_reads else [])
         found += [f'"{rising(act)}"' if k.by(act) and act.rising else "NULL"] if k.by_result else []
-        found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars" if launcher.scalar_values else "NULL"]
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["kfi_scalars" if launcher.scalar_values else "NULL"]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
     chosen_type = "kfi_tile_fn"
@@ -218,7 +218,7 @@ class MapC(C):
         k = self.k
         found = ["kfi_code", f'"{launcher.act.name}"'] + (["kfi_by ? 2 : kfi_chosen->reads"] if k.asks_reads else [])
         found += ["kfi_by ? kfi_chosen->rising : NULL"] if k.by_result else []
-        found += [a.name for a in k.tensor_arguments] + k.sizes + ["scalars"]
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["kfi_scalars"]
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):

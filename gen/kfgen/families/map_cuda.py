@@ -142,8 +142,8 @@ class MapCuda(Cuda):
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
-        found += (["g", "sums"] if self.k.sums else ["each"] + (["g"] if self.k.grid else [])) + self.k.used_scalars
-        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + self.act_arguments)
+        found += ["kfi_g", "kfi_totals"] if self.k.sums else ["kfi_e"] + ["kfi_g"] * bool(self.k.grid)
+        return self.launched(*found, *self.k.used_scalars)
 
     @property
     def passed_on(self):
@@ -151,7 +151,7 @@ class MapCuda(Cuda):
         k = self.k
         found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
         found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
-        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "scalars"])
+        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "kfi_scalars"])
 
     @property
     def template(self):

@@ -10,8 +10,9 @@ from kfgen.entries import SpecError, updated
 from kfgen.expr import ExprError, stages
 from kfgen.families.family import Family, wrong
 from kfgen.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.names import gradient_of
 from kfgen.passes import copy, picks, program, stored
-from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, ROW_NAMES, UNIFORM
+from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
 
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")  # kinds of what is one per row
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
@@ -47,8 +48,8 @@ class RowsKernel(Kernel):
             return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
 
         elems = [o.name for o in op.operands if o.kind == "elem"], [n for n, node in outs.items() if graph.level(node) == ELEM]
-        grads_of = [f"d{o.name}" for o in op.operands if o.kind == "elem" and o.grad]
-        self.strided = [*elems[0], *elems[1], *(f"d{n}" for n in elems[1]), *grads_of] if any(o.grad for o in op.operands) else sum(elems, [])
+        grads_of = [gradient_of(o.name) for o in op.operands if o.kind == "elem" and o.grad]
+        self.strided = [*elems[0], *elems[1], *map(gradient_of, elems[1]), *grads_of] if any(o.grad for o in op.operands) else sum(elems, [])
         if not self.bwd:
             self.inputs = self.operands
             self.outputs = [result(n, node) for n, node in outs.items()]
@@ -62,8 +63,9 @@ class RowsKernel(Kernel):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
                     twin = next((s.name for s in self.outputs if s.exprs == [node] and s.kind == stream.kind), "")
-                    self.outputs.append(Tensor(f"d{o.name}", stream.kind, stream.dtype, "sum" if o.kind in WEIGHTS else "out",
-                                               "gradient", o.dtype, (f"d{o.name}",), of=o.name, same_as=twin, exprs=[node], required=False))
+                    name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
+                    self.outputs.append(Tensor(name, stream.kind, stream.dtype, role, "gradient", o.dtype, (name,), of=o.name, same_as=twin,
+                                               exprs=[node], required=False))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
         # Operands that are numbers of columns.
         self.columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
@@ -75,7 +77,7 @@ class RowsKernel(Kernel):
             activated = derive.activated(op, graph, outs)  # read by none: it would save no tensor of elements
             again = [replace(result(n, node), role="in", exprs=[]) for n, node in outs.items() if n in read or n == activated]
             kept = [Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved]
-            seeds = [replace(result(f"d{n}", node, use="gradient", of=n), role="in", exprs=[]) for n, node in outs.items()]
+            seeds = [replace(result(gradient_of(n), node, use="gradient", of=n), role="in", exprs=[]) for n, node in outs.items()]
             self.inputs = self.operands + again + kept + seeds
         linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
         anyway = linear.variables(roots) if self.bwd else read
@@ -185,12 +187,7 @@ class OverRows(Family):
     oracle = "rows"
     row_kinds = PER_ROW
     reads = ()  # what expressions may read of a call's sizes
-    own_names = ()
     dropout = True
-
-    @property
-    def names(self):
-        return (*ROW_NAMES, *self.own_names)
 
     def graph(self, op):
         return derive.row_graph(op, self.reads, self.dropout)

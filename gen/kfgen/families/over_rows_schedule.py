@@ -31,9 +31,8 @@ class RowsCuda(Cuda):
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.sources + self.k.values + self.k.picked + self.k.stores + self.k.results_of_rows]
-        found += [self.geometry_name] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
-        found += (["sums"] if self.k.added else []) + self.k.used_integers + self.k.used_scalars
-        return ", ".join("&" + f for f in found + (["rng"] if self.k.keeps else []) + self.act_arguments)
+        found += ["kfi_g"] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
+        return self.launched(*found, *["kfi_totals"] * bool(self.k.added), *self.k.used_integers, *self.k.used_scalars)
 
     @property
     def rows_target(self):
@@ -52,7 +51,7 @@ class RowsC(C):
         k, act = self.k, launcher.act
         found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + ([str(int(bwd_reads_x(act)))] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
-        found += ["scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
+        found += ["kfi_scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     chosen_type = "const kfi_row_pass *"
@@ -65,7 +64,7 @@ class RowsC(C):
         k = self.k
         found = ["kfi_code", f'"{launcher.act.name}"'] + (["kfi_chosen->reads"] if k.asks_reads else [])
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
-        return ", ".join([*found, "scalars", *launcher.cpu_dropout_arguments, *(a.name for a in self.workspace_arguments)])
+        return ", ".join([*found, "kfi_scalars", *launcher.cpu_dropout_arguments, *(a.name for a in self.workspace_arguments)])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -10,6 +10,7 @@ from kfgen.families.pairs_cuda import PairsCuda
 from kfgen.formulas import LIBRARIES, elementwise
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
 MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
@@ -46,16 +47,17 @@ class PairsKernel(Kernel):
             self.outputs = [Tensor(names[0], x.kind, self.dtype, "out", "output", "T", tuple(outs), exprs=list(outs.values()))]
             self.outputs += [Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]]
         else:
-            douts = {name: self.graph.var(f"d{name}") for name in outs}
+            douts = {name: self.graph.var(gradient_of(name)) for name in outs}
             found = gradient(self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts])
             slopes = [self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts]
             of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.source = Tensor(f"d{of[0]}", x.kind, self.dtype, "in", "gradient", "T", tuple(f"d{name}" for name in outs), of=of[0])
-            self.second_source = Tensor(f"d{of[1]}", MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
+            self.source = Tensor(gradient_of(of[0]), x.kind, self.dtype, "in", "gradient", "T", tuple(map(gradient_of, outs)), of=of[0])
+            self.second_source = Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
             self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
-            self.outputs = [Tensor(f"d{x.name}", x.kind, self.dtype, "out", "gradient", "T", tuple(f"d{v}" for v in x.parts), of=x.name,
+            self.outputs = [Tensor(gradient_of(x.name), x.kind, self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
                                    exprs=slopes, required=False)]
-            self.outputs += [Tensor(f"d{more.name}", MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False)] if more else []
+            if more:
+                self.outputs.append(Tensor(gradient_of(more.name), MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False))
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
         # {tensor of pairs: the other one that the same is computed of}
@@ -110,8 +112,6 @@ class Pairs(Family):
     parts = dict.fromkeys(PAIRED, 2)
     indices = ("number", MORE)  # the other tensor's elements have the first one's names
     codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "number": 4}
-    names = ("across", "apart", "base", "count", "dim", "kv_heads", "end", "inside", "lane", "line", "lines", "pairs", "positions", "rest",
-             "stop", "to", "unit")
 
     def dtypes(self, kind, grad):
         return {"number": ("I",), "angle": ("acc",)}.get(kind, ())
@@ -138,9 +138,9 @@ class Pairs(Family):
         lib = LIBRARIES[library]
         number = k.number.name
         lines = [f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
-                 f"there = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
-                 f"place = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
-        lines += [f"{s.name} = {s.name}[place].reshape(rows, 1, pairs)" for s in k.read_angles]
+                 f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
+                 f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
+        lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
         first, second = ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
         own, texts = elementwise(k, act, library)
         outside = "0.0" if k.bwd else "float('nan')"
@@ -148,8 +148,8 @@ class Pairs(Family):
         for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[:1 + bool(k.second_source)]:
             lines += [f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]" for s in k.paired]
             lines += own
-            lines += [f"{part}_to = {lib.name}.where(there, {text}, {outside})" for part, text in zip(result.parts, texts)]
-            both = [f"{part}_to" for part in result.parts]
+            lines += [f"{part}_to_ = {lib.name}.where(there_, {text}, {outside})" for part, text in zip(result.parts, texts)]
+            both = [f"{part}_to_" for part in result.parts]
             if k.neighbours:
                 columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
                 both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]

@@ -21,11 +21,11 @@ class PairsC(C):
     @property
     def run_parameters(self):
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
-        return ", ".join([*found, "const void *scalars"])
+        return ", ".join([*found, "const void *kfi_scalars"])
 
     def run_arguments(self, launcher):
         found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        return ", ".join([*found, "scalars" if launcher.scalar_values else "NULL"])
+        return ", ".join([*found, "kfi_scalars" if launcher.scalar_values else "NULL"])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -36,7 +36,7 @@ class PairsCuda(Cuda):
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in [*self.passed, *self.k.outputs]), "g", *self.k.used_scalars])
+        return ", ".join(f"&{name}" for name in [*(s.name for s in [*self.passed, *self.k.outputs]), "kfi_g", *self.k.used_scalars])
 
     @property
     def instances(self):

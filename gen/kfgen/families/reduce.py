@@ -115,7 +115,6 @@ class Reduce(OverRows):
     fields = ("grads", "empty")
     reads = (COUNT,)
     dropout = False
-    own_names = ("all", "block", "c", "codes", "context", "counts", "memcpy", "op", "stage", "stop", "unit", "walk", "whole")
 
     def forward(self, op, dtypes):
         return (PlaceKernel if op.indexed else ReduceKernel)(self, op, dtypes, False)

@@ -73,8 +73,6 @@ class Row(OverRows):
     fields = ("saved", "updates", "grads", "layout")
     integers = True
     reads = (COLUMN, COUNT, QUERY, QUERIES)
-    own_names = ("apart", "begin", "block", "buffer", "channel", "context", "end", "form", "held", "inside", "kept", "leap", "limit", "loops",
-                 "memcpy", "off", "op", "pass", "posts", "ringed", "room", "space", "stage", "start", "there", "walk", "way", "whole")
 
     def dtypes(self, kind, grad):
         found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))

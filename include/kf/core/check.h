@@ -90,6 +90,9 @@ KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
 /* Whether channels make so many groups: each has as many of them. */
 KFI_HOST int kfi_divides(kf_i64 groups, kf_i64 channels) { return groups > 0 ? channels % groups == 0 : channels == 0; }
 
+/* Of what a call is made of, before that is set. Its operands may have any name, memset as well. */
+KFI_ONCE void kfi_zero(void *all, size_t bytes) { memset(all, 0, bytes); }
+
 /* words: the names of the `count` sizes. Refuses negative ones and tensors over 2^62 bytes. */
 KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, const kf_i64 *sizes, int count)
 {

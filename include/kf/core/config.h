@@ -174,12 +174,12 @@
 #if defined(KFI_DEVICE_PASS) && !defined(KFI_HOST_PASS) && !defined(__CUDACC_RTC__)
 #define KFI_LAUNCHER_NAMES 1
 #endif
-/* What a launch is given for a kernel; KFI_STATE_ADDRESS: where from_state is among its template's arguments. */
+/* What a launch is given for a kernel; KFI_STATE_ADDRESS: where kfi_from_state is among its template's arguments. */
 #ifdef KF_EMULATE
 #define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)
 #elif defined(KFI_DRIVER)
-#define KFI_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, act, 0}; return (const void *)&found; }()
-#define KFI_STATE_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, act, from_state}; return (const void *)&found; }()
+#define KFI_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, kfi_act, 0}; return (const void *)&found; }()
+#define KFI_STATE_ADDRESS(...) [] { static const kfi_instance found = {#__VA_ARGS__, kfi_act, kfi_from_state}; return (const void *)&found; }()
 #else
 #define KFI_ADDRESS (const void *) /* a macro without arguments, since there are thousands */
 #endif

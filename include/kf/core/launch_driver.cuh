@@ -10,9 +10,9 @@
 #include "kf/core/result.h"
 
 #ifdef KFI_DRIVER
-// A kernel: its name with the words act and from_state in the place of these values.
+// A kernel: its name with the words kfi_act and kfi_from_state in the place of these values.
 struct kfi_instance {
-    const char *text; // "kfk_bias_f32<act, 4, 2, KFI_ROWS>"
+    const char *text; // "kfk_bias_f32<kfi_act, 4, 2, KFI_ROWS>"
     int act, from_state;
 };
 KF_FN KFI_SMALL void kfi_write_instance(char *name, size_t size, const kfi_instance *kernel)
@@ -23,7 +23,7 @@ KF_FN KFI_SMALL void kfi_write_instance(char *name, size_t size, const kfi_insta
     while (from && *from && used < size) {
         const size_t gap = strspn(from, "<, >"), word = strcspn(from + gap, "<, >");
         const char *const is = from + gap;
-        const bool act = word == 3 && strncmp(is, "act", word) == 0, state = word == 10 && strncmp(is, "from_state", word) == 0;
+        const bool act = word == 7 && strncmp(is, "kfi_act", word) == 0, state = word == 14 && strncmp(is, "kfi_from_state", word) == 0;
         if (act || state)
             snprintf(name + used, size - used, "%.*s%d", (int)gap, from, act ? kernel->act : kernel->from_state);
         else

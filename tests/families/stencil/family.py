@@ -8,12 +8,13 @@ from kfgen.emit import emit
 from kfgen.families.family import Family, wrong
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
 from kfgen.schedule import C, Cuda, Instance
 
 
 def values(k, target):
     """[(lines, text)] of the result, or of what an element is to each of those that see it."""
-    found = [emit(k.graph, [root], target, {"dout": "given"}, fixed={}) for root in k.roots]
+    found = [emit(k.graph, [root], target, {k.read.name: "given"}, fixed={}) for root in k.roots]
     return [(lines, text) for lines, [text] in found]
 
 
@@ -39,7 +40,7 @@ class StencilC(C):
 
     def run_arguments(self, launcher):
         found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        return ", ".join([*found, "scalars" if launcher.scalar_values else "NULL"])
+        return ", ".join([*found, "kfi_scalars" if launcher.scalar_values else "NULL"])
 
     def listing(self, act):
         return [line for lines, text in self.code for line in (*lines, text)]
@@ -61,19 +62,20 @@ class StencilKernel(Kernel):
         [x] = self.op.operands
         self.operands = [Tensor(x.name, x.kind, self.dtype, "in", "input", "T", x.parts)]
         self.sides = x.parts
+        [(out, root)] = outs.items()
         if self.bwd:
             # An element is the left neighbour of the next one, and the right one of the one before: of each it has what the expression gives.
-            dout = graph.var("dout")
-            self.roots = list(gradient(graph, {outs["out"]: dout}, [env[part] for part in x.parts]).values())
+            dout = gradient_of(out)
+            self.roots = list(gradient(graph, {root: graph.var(dout)}, [env[part] for part in x.parts]).values())
             if None in self.roots or graph.variables(self.roots) & set(x.parts):
                 raise wrong(self.op, "expr", "is not linear in its neighbours", "add grad = false")
-            self.inputs = [*self.operands, Tensor("dout", "line", self.dtype, "in", "gradient", "T", ("dout",), of="out")]
-            self.outputs = [Tensor(f"d{x.name}", "line", self.dtype, "out", "gradient", "T", tuple(f"d{part}" for part in x.parts), of=x.name,
+            self.inputs = [*self.operands, Tensor(dout, "line", self.dtype, "in", "gradient", "T", (dout,), of=out)]
+            self.outputs = [Tensor(gradient_of(x.name), "line", self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
                                    exprs=self.roots, required=False)]
             self.operands[0].reads = "never"
         else:
-            self.roots, self.inputs = [outs["out"]], self.operands
-            self.outputs = [Tensor("out", "line", self.dtype, "out", "output", "T", ("out",), exprs=self.roots)]
+            self.roots, self.inputs = [root], self.operands
+            self.outputs = [Tensor(out, "line", self.dtype, "out", "output", "T", (out,), exprs=self.roots)]
         self.read = self.inputs[-1]
         self.graph, self.streams, self.keeps, self.scalars = graph, self.inputs + self.outputs, False, list(self.op.scalars)
 

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C functions of ops whose operands are called like the identifiers of the code that kfgen makes."""
+
+import checks
+import kflib
+import odd_names
+import pytest
+
+STRICT = ("-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
+
+
+@pytest.mark.parametrize("family", odd_names.ENTRIES)
+def test_any_name_will_do(include, tmp_path, family):
+    path, found, _ = odd_names.pairs(family, tmp_path)
+    lib = kflib.build("cpu", odd_names.all_of(found), tmp_path / "lib", flags=STRICT, include=[*include, tmp_path])
+    memory = checks.CpuMemory()
+    for plain, odd in found:
+        odd_names.compare(lib, memory, path, plain, odd)

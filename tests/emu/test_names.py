@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA functions of ops whose operands are called like the identifiers of the code that kfgen makes, run by the emulation."""
+
+import emulator
+import odd_names
+import pytest
+import toolkit
+from kfgen.families import FAMILIES
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+
+
+@pytest.mark.parametrize("family", [name for name in odd_names.ENTRIES if "cuda" in FAMILIES[name].backends])
+def test_any_name_will_do(include, tmp_path, family):
+    path, found, _ = odd_names.pairs(family, tmp_path)
+    lib = emulator.build(odd_names.all_of(found), tmp_path / "lib", [*include, tmp_path])
+    memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[1:2])
+    for plain, odd in found:
+        odd_names.compare(lib, memory, path, plain, odd)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers of ops whose operands are called like the identifiers of the code that kfgen makes, for compilers that the tests of numbers do not use:
+C++, and nvcc, from level 2 on of all ops and below of one of each family."""
+
+import cases
+import odd_names
+import pytest
+from compilers import ARCH, GCC, NVCC, NVCC_WARNINGS, WARNINGS, addresses, flags, passes, write
+from kfgen.families import FAMILIES
+
+
+@pytest.mark.parametrize("family", odd_names.ENTRIES)
+def test_c_as_cpp(include, tmp_path, family):
+    _, found, _ = odd_names.pairs(family, tmp_path)
+    text = "".join(f'#include "{header}.h"\n' for header in dict.fromkeys(f["header"] for _, f in found))
+    [source] = write(tmp_path, {"all.cpp": text + "extern int not_empty;\n"})
+    passes([*GCC["c++17"], "-O1", *WARNINGS, "-fsyntax-only", *flags([*include, tmp_path]), source])
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc")
+@pytest.mark.parametrize("family", [name for name in odd_names.ENTRIES if "cuda" in FAMILIES[name].backends])
+def test_nvcc(include, tmp_path, family):
+    _, found, _ = odd_names.pairs(family, tmp_path)
+    wanted = cases.by_level([f for _, f in found if f["op"].startswith("odd0")], [f for _, f in found])
+    [source] = write(tmp_path, {"all.cu": addresses(wanted)})
+    passes([NVCC, "-O1", ARCH, *NVCC_WARNINGS, "-c", *flags([*include, tmp_path]), source, "-o", tmp_path / "all.o"], cwd=tmp_path)
