@@ -79,8 +79,8 @@ struct flight {
     bool tensor, done, told;
     std::vector<unsigned char> before; /* the source, as it was */
     /* products */
-    int n, ta, tb, add, came, group;
-    bool bf16, registers;
+    int n, ta, tb, add, came, group, of;
+    bool registers;
     uint64_t da, db;
     std::shared_ptr<chain> sum;
     const unsigned *a_at[128];

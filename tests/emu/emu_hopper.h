@@ -26,8 +26,10 @@ void kf_emu_bulk_commit(KF_EMU_HERE);
 void kf_emu_bulk_wait(int most, bool read, KF_EMU_HERE);
 
 /* ---- products of a warpgroup: 64 x n, 16 of the depth. a: registers, or nullptr and da. ta, tb: the operand lies along its rows. */
-void kf_emu_wgmma(int n, bool bf16, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, KF_EMU_HERE);
+enum { KF_EMU_F16, KF_EMU_BF16, KF_EMU_TF32 }; /* what a product is of */
+void kf_emu_wgmma(int n, int of, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, KF_EMU_HERE);
 void kf_emu_wgmma_fence(KF_EMU_HERE);
+unsigned kf_emu_tf32(float x);
 void kf_emu_wgmma_commit(KF_EMU_HERE);
 void kf_emu_wgmma_wait(int most, KF_EMU_HERE);
 

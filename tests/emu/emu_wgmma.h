@@ -8,7 +8,8 @@
 #include "emu_bulk.h"
 #include "emu_matrices.h"
 
-/* Where element (row, k) of an operand is: PTX ISA, "Shared Memory Matrix Layout". major: 0 along k, 1 along rows. */
+/* Where element (row, k) of an operand is: PTX ISA, "Shared Memory Matrix Layout". major: 0 along k, 1 along rows. An element is of two
+   bytes: of tf32, which lies along k, half a number. */
 static uint32_t operand_at(uint64_t desc, int major, int row, int k, uint32_t rank)
 {
     const uint32_t base = (uint32_t)(desc & 0x3fff) << 4, lead = (uint32_t)(desc >> 16 & 0x3fff) << 4,
@@ -103,7 +104,7 @@ static void join_chain(const flight &f, float *d, int t, const place &at)
         d[i] = kf_emu_bits<float>(POISON);
     }
 }
-void kf_emu_wgmma(int n, bool bf16, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, const char *file,
+void kf_emu_wgmma(int n, int of, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, const char *file,
                   int line)
 {
     const place at = come("wgmma.mma_async", file, line);
@@ -115,7 +116,7 @@ void kf_emu_wgmma(int n, bool bf16, float *d, const unsigned *a, uint64_t da, ui
     if (number - g.first == g.products.size()) {
         const fly f = fly_of(PRODUCT, 0, 0, at);
         f->n = n;
-        f->bf16 = bf16;
+        f->of = of;
         f->registers = a != nullptr;
         f->da = da;
         f->db = db;
@@ -125,7 +126,7 @@ void kf_emu_wgmma(int n, bool bf16, float *d, const unsigned *a, uint64_t da, ui
         begin_product(f, g, d);
     }
     const fly f = g.products[number - g.first];
-    if (f->n != n || f->bf16 != bf16 || f->registers != (a != nullptr) || (!a && f->da != da) || f->db != db || f->ta != ta ||
+    if (f->n != n || f->of != of || f->registers != (a != nullptr) || (!a && f->da != da) || f->db != db || f->ta != ta ||
         f->tb != tb || f->add != (add != 0))
         fail(at, "the threads of a warpgroup give different wgmma, or operands of it");
     join_chain(*f, d, t, at);
@@ -148,6 +149,17 @@ void kf_emu_wgmma_commit(const char *file, int line)
 struct factors {
     float a[64][16], b[16][256];
 };
+unsigned kf_emu_tf32(float x) /* to the nearest, ties to even */
+{
+    const unsigned bits = kf_emu_bits<unsigned>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return bits | 0x400000u;
+    return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+}
+static void put_half(float *number, unsigned short v, int upper) /* of tf32, of which the lowest 13 bits are not read */
+{
+    const unsigned bits = kf_emu_bits<unsigned>(*number);
+    *number = kf_emu_bits<float>(upper ? (bits & 0xffffu) | (unsigned)v << 16 : v & 0xe000u);
+}
 static bool read_operands(const flight &f, factors *x) /* whether they are as they were */
 {
     size_t i = 0;
@@ -158,13 +170,19 @@ static bool read_operands(const flight &f, factors *x) /* whether they are as th
         memcpy(&was, &f.before[i], 2);
         i += 2;
         same = same && v == was;
-        (of_b ? x->b[k][r] : x->a[r][k]) = number_of(v, f.bf16);
+        if (f.of == KF_EMU_TF32)
+            put_half(of_b ? &x->b[k / 2][r] : &x->a[r][k / 2], v, k % 2);
+        else
+            (of_b ? x->b[k][r] : x->a[r][k]) = number_of(v, f.of == KF_EMU_BF16);
     });
-    for (int t = 0; f.registers && t < 128; ++t)
+    for (int t = 0; f.registers && f.of == KF_EMU_TF32 && t < 128; ++t)
+        for (int j = 0; j < 4; ++j)
+            x->a[t / 32 * 16 + t % 32 / 4 + 8 * (j & 1)][t % 4 + 4 * (j >> 1)] = kf_emu_bits<float>(f.a[t][j] & ~0x1fffu);
+    for (int t = 0; f.registers && f.of != KF_EMU_TF32 && t < 128; ++t)
         for (int j = 0; j < 4; ++j)
             for (int h = 0; h < 2; ++h)
                 x->a[t / 32 * 16 + t % 32 / 4 + 8 * (j & 1)][2 * (t % 4) + h + 8 * (j >> 1)] =
-                    number_of((unsigned short)(f.a[t][j] >> 16 * h), f.bf16);
+                    number_of((unsigned short)(f.a[t][j] >> 16 * h), f.of == KF_EMU_BF16);
     return same;
 }
 static factors product_factors;
@@ -176,7 +194,7 @@ static void multiply(const flight &f)
     if (!f.add) std::fill(c.sum.begin(), c.sum.end(), 0.0f);
     for (int m = 0; m < 64; ++m) {
         float *const to = &c.sum[(size_t)(m * f.n)];
-        for (int k = 0; k < 16; k += 4)
+        for (int k = 0; k < (f.of == KF_EMU_TF32 ? 8 : 16); k += 4)
             for (int j = 0; j < f.n; ++j)
                 to[j] +=
                     x.a[m][k] * x.b[k][j] + x.a[m][k + 1] * x.b[k + 1][j] + (x.a[m][k + 2] * x.b[k + 2][j] + x.a[m][k + 3] * x.b[k + 3][j]);

@@ -67,7 +67,29 @@ SEEDED_FEW = {
     "another quarter of a stage of few rows": (FEW, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
     "a row too many": (FEW, r"row < g\.rows && group", "row <= g.rows && group"),
 }
-ROUNDS = {"rings": "12", "few": "48"}
+HALVES = "kf/core/gemm_tf32.cuh"
+SEEDED_HALVES = {
+    "a stage of floats is read before it has come": (HALVES, r"kfi_mbar_wait\(h\.full \+ 8 \* h\.stage, h\.phase\);", ""),
+    "a right factor before it is split": (HALVES, r"kfi_mbar_wait\(h->split \+ 8 \* h->stage, h->phase\);", ""),
+    "a right factor split before it has come": (HALVES, r"kfi_mbar_wait\(h->full \+ 8 \* h->stage, h->phase\);", ""),
+    "a stage of floats is filled while it is read": (HALVES, r"h->phase \^ 1\);", "h->phase);"),
+    "halves that products need not see": (HALVES, r"kfi_async_fence\(\);", ""),
+    "halves of other lanes": (HALVES, r"kfi_async_fence\(\);\n            __syncwarp\(\);", "kfi_async_fence();"),
+    "three warps of four have split": (HALVES, r"h\.split \+ 8 \* i, 4\)", "h.split + 8 * i, 3)"),
+    "a warp that has not read yet": (HALVES, r"h\.empty \+ 8 \* i, 8\)", "h.empty + 8 * i, 7)"),
+    "no fence before a product of halves": (HALVES, r"kfi_wgmma_fence\(\);", ""),
+    "sums of halves before they are there": (HALVES, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
+    "no small half of the left factor": (HALVES, r"kfi_wgmma_tf32\(part, lo\[q\], right_hi", "kfi_wgmma_tf32(part, lo[q], right_lo"),
+    "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(part, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
+    "sums begin with the stage before's": (HALVES, r"right_hi \+ q \* 2, q > 0\)", "right_hi + q * 2, 1)"),
+    "another order of the depth": (HALVES, r"kfi_split_tf32\(f\[4 \+ j\]", "kfi_split_tf32(f[8 + j]"),
+    "rows of another order than the left factor's": (HALVES, r"h\.slab \+ kfi_halves_row\(\)", "h.slab + threadIdx.x % 32 / 4"),
+    "infinity is NaN": (HALVES, r"values\[e\] - values\[e\] == 0 \?", "true ?"),
+    "numbers are made again by another row": (HALVES, r"cell\.row \* a\.ld\[0\]", "(cell.row ^ 1) * a.ld[0]"),
+    "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
+    "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
+}
+ROUNDS = {"rings": "12", "few": "48", "halves": "12"}
 
 
 def passes(include, work, variant="plain", mode="rings", seed=1):
@@ -92,7 +114,7 @@ def test_products(include, tmp_path, variant):
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    for file, text, instead in [*SEEDED.values(), *SEEDED_FEW.values()]:
+    for file, text, instead in [*SEEDED.values(), *SEEDED_FEW.values(), *SEEDED_HALVES.values()]:
         faults.plant(include, tmp_path, file, text, instead)
 
 
@@ -106,6 +128,12 @@ def test_seeded_fault(include, tmp_path, what):
 def test_seeded_fault_of_few_rows(include, tmp_path, what):
     broken = faults.plant(include, tmp_path, *SEEDED_FEW[what])
     assert not passes(broken, tmp_path, mode="few"), f"nobody notices {what}"
+
+
+@pytest.mark.parametrize("what", faults.some(SEEDED_HALVES))
+def test_seeded_fault_of_floats(include, tmp_path, what):
+    broken = faults.plant(include, tmp_path, *SEEDED_HALVES[what])
+    assert not passes(broken, tmp_path, mode="halves"), f"nobody notices {what}"
 
 
 # ---- launchers

@@ -138,6 +138,8 @@ class GemmCuda(Cuda):
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
             found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
+        if self.floats_by_wgmma:
+            return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, Hopper(f"{name}_wgmma", (act, *state))]
         few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
         return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
@@ -145,6 +147,11 @@ class GemmCuda(Cuda):
     def by_wgmma(self):
         """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
         return not self.k.bwd and self.k.dtype.size == 2
+
+    @property
+    def floats_by_wgmma(self):
+        """Whether there is a kernel of floats for sm_90a: core/gemm_tf32.cuh."""
+        return not self.k.bwd and self.k.dtype.word == "f32" and len(self.k.products) == 1 and self.layout == LAYOUTS["nt"]
 
     @property
     def few_by_wgmma(self):

@@ -8,6 +8,7 @@
 #include "kf/core/gemm_mma.cuh"
 #include "kf/core/gemm_pick.cuh"
 #include "kf/core/gemm_simt.cuh"
+#include "kf/core/gemm_tf32.cuh"
 
 // Code for a tile of mma.sync is empty where there are no such instructions. Host code sees it by how many threads the kernel may have.
 #ifdef KFI_DEVICE_PASS

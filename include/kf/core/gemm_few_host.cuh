@@ -22,9 +22,10 @@ KF_FN KFI_SMALL int kfi_few_left_bytes(const kfi_gemm_sizes &s, int layout)
     return (layout & KFI_A_TRANSPOSED ? 64 : (int)s.rows) * KFI_RING_DEPTH * 2;
 }
 
-// How many blocks share a depth (1 << share_bits), and how many an SM has at a time: those that fill the device best at one time, or
-// three an SM where there are more than that. Not of the number of rows. early: the launch may begin while the kernel before it ends; where
-// SMs have two or three blocks at one time, it would be unevenly many, and only weights that are read at once make up for that.
+// How many blocks share a depth (1 << share_bits): as many as nearly fill the device, if there are not so many columns. Not of the number of rows.
+// blocks: that an SM has at a time, three where there are several turns. early: the launch may begin while the kernel before it ends; where SMs
+// have two or three blocks at a time it would be unevenly many, and only weights that are read at once make up for that. Of a turn that
+// is not nearly full, though, the next kernel's blocks have room beside it, if their rings are shorter.
 struct kfi_few_choice {
     int share_bits, blocks;
     bool early;
@@ -32,24 +33,17 @@ struct kfi_few_choice {
 KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
 {
     const kf_i64 tiles = s.matrices * kfi_ceil(s.cols, 64 / s.products);
-    kfi_few_choice best = {0, KFI_FEW_BLOCKS, true};
-    kf_i64 used = 0, of = 1;
-    for (int bits = 0; bits <= 2 && (bits == 0 || s.depth >= 512 << bits); ++bits) {
-        for (int blocks = 1; blocks <= KFI_FEW_BLOCKS; ++blocks) {
-            const kf_i64 room = (bits == 2 ? KFI_GEMM_SMS * 10 / 11 : KFI_GEMM_SMS) * blocks; // clusters of four leave some SMs out
-            if (tiles << bits > room) continue;
-            if ((tiles << bits) * of > used * room) {
-                used = tiles << bits;
-                of = room;
-                best = {bits, blocks, blocks == 1};
-            }
-            break;
-        }
-    }
+    kfi_few_choice found = {0, 1, true};
+    while (found.share_bits < 2 && (tiles << found.share_bits) * 10 < KFI_GEMM_SMS * 9 && s.depth >= 1024 << found.share_bits) ++found.share_bits;
+    const kf_i64 count = tiles << found.share_bits, room = found.share_bits == 2 ? KFI_GEMM_SMS * 10 / 11 : KFI_GEMM_SMS; // clusters of 4 leave some out
+    while (found.blocks < KFI_FEW_BLOCKS && count > room * found.blocks) ++found.blocks;
+    const bool several = count > room * found.blocks, loose = kfi_few_wide(s) == 16 && count * 4 < KFI_GEMM_SMS * found.blocks * 3;
+    found.early = found.blocks == 1 || several || loose;
+    if (loose && found.blocks < KFI_FEW_BLOCKS) ++found.blocks;
 #ifdef KF_EARLY_WEIGHTS
-    best.early = true;
+    found.early = true;
 #endif
-    return best;
+    return found;
 }
 // Of a ring, for so many blocks an SM, which has 228 KB and keeps 1 KB for each.
 KF_FN KFI_SMALL int kfi_few_stages(int wide, int layout, int blocks)

@@ -5,6 +5,7 @@
 
 #include "kf/core/gemm_hopper.cuh"
 #include "kf/core/gemm_pick.cuh"
+#include "kf/core/gemm_tf32.cuh"
 
 // A kernel of sm_90a. In the emulation it is there when a test says so.
 #ifdef KF_EMULATE
@@ -76,7 +77,13 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 // Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
 KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
 
-// A factor: `outer` lines of `inner` elements of 2 bytes, in boxes of 64 elements of `lines` lines. turns: whether each matrix has its own.
+// Floats, whatever the number of rows beyond 64 and of columns. Of a shorter depth than a stage too: zeros are added.
+KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s, int layout)
+{
+    return s.bytes == 4 && s.whole && s.products == 1 && layout == 0 && s.rows > 64 && s.depth > 0;
+}
+
+// A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
 struct kfi_mapped {
     const void *p;
     kf_i64 inner, outer, ld, matrices, apart;
@@ -86,15 +93,16 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
 {
     const kfi_encode_map encode = kfi_find_encode();
     if (!encode || (f.outer > 1 && f.ld <= 0) || f.apart < 0) return false;
-    const kf_i64 line = f.outer > 1 ? 2 * f.ld : kfi_ceil(f.inner, 8) * 16, limit = (kf_i64)1 << 40;
+    const int size = kfi_of_bytes(f.type);
+    const kf_i64 line = f.outer > 1 ? size * f.ld : kfi_ceil(size * f.inner, 16) * 16, limit = (kf_i64)1 << 40;
     *turns = f.matrices > 1 && f.apart > 0;
-    const kf_i64 apart = *turns ? 2 * f.apart : line;
+    const kf_i64 apart = *turns ? size * f.apart : line;
     if (line >= limit || apart >= limit) return false;
     const unsigned long long sizes[] = {(unsigned long long)f.inner, (unsigned long long)f.outer,
                                         *turns ? (unsigned long long)f.matrices : 1};
     const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
-    const unsigned box[] = {KFI_RING_DEPTH, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
-    const int of_type = f.type == KFI_OF_BF16 ? 9 : 6;                                                    // CU_TENSOR_MAP_DATA_TYPE_
+    const unsigned box[] = {128u / (unsigned)size, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
+    const int of_type = f.type == KFI_OF_BF16 ? 9 : f.type == KFI_OF_F16 ? 6 : 7;                         // CU_TENSOR_MAP_DATA_TYPE_
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
 // The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
@@ -130,12 +138,12 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
 }
 // The launch, of a g that was filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
-                                                  kf_i64 matrices, void **args, cudaStream_t stream)
+                                                  kf_i64 matrices, void **args, cudaStream_t stream, int tile = KFI_TILE_TURNS)
 {
     maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
     const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
-    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(KFI_TILE_TURNS), args, stream, false,
-                      (unsigned)kfi_ring_shared(KFI_TILE_TURNS));
+    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
+                      (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
 }
 #endif
 

@@ -15,10 +15,14 @@
 #define KFI_TILE_LEAST 3  // 64 x 64 without
 #define KFI_TILE_TURNS 4  // 128 x 128 by wgmma (gemm_hopper.cuh)
 #define KFI_TILE_FEW 5    // up to 64 x 64 by wgmma (gemm_few.cuh)
+#define KFI_TILE_HALVES 6 // 128 x 128 of floats by wgmma (gemm_tf32.cuh)
 KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
 KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }                               // warps
 KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                                              // warps
-KFI_BOTH constexpr int kfi_warp_rows(int tile) { return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS ? 64 : 32; } // of a warp
+KFI_BOTH constexpr int kfi_warp_rows(int tile) // of a warp
+{
+    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile == KFI_TILE_HALVES ? 64 : 32;
+}
 KFI_BOTH constexpr int kfi_warp_cols(int tile)
 {
     return tile == KFI_TILE_SMALL || tile == KFI_TILE_LEAST || tile == KFI_TILE_FEW ? 32 : 64;
@@ -27,7 +31,7 @@ KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kf
 KFI_BOTH constexpr int kfi_tile_cols(int tile) { return kfi_tile_across(tile) * kfi_warp_cols(tile); }
 KFI_BOTH constexpr int kfi_tile_threads(int tile)
 {
-    return tile == KFI_TILE_TURNS ? 384 : tile == KFI_TILE_FEW ? 160 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
+    return tile == KFI_TILE_TURNS ? 384 : tile == KFI_TILE_FEW ? 160 : tile == KFI_TILE_HALVES ? 512 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
 }
 KFI_BOTH constexpr int kfi_tile_blocks(int tile) { return tile == KFI_TILE_LEAST ? 3 : 2; } // of an SM, at least
 KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; }    // of a stage

@@ -138,7 +138,7 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
     if constexpr (n == 256 && bf16) KFI_WGMMA_SHARED_256("bf16.bf16");
     if constexpr (n == 256 && !bf16) KFI_WGMMA_SHARED_256("f16.f16");
 #else
-    kf_emu_wgmma(n, type == KFI_OF_BF16, d, nullptr, a, b, transposed_a, transposed_b, add KFI_PASS_CALLER);
+    kf_emu_wgmma(n, type == KFI_OF_BF16 ? KF_EMU_BF16 : KF_EMU_F16, d, nullptr, a, b, transposed_a, transposed_b, add KFI_PASS_CALLER);
 #endif
 }
 template <int n, int type, int transposed_b = 0>
@@ -156,7 +156,31 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
     if constexpr (n == 256 && bf16) KFI_WGMMA_REGISTERS_256("bf16.bf16");
     if constexpr (n == 256 && !bf16) KFI_WGMMA_REGISTERS_256("f16.f16");
 #else
-    kf_emu_wgmma(n, type == KFI_OF_BF16, d, a, 0, b, 0, transposed_b, add KFI_PASS_CALLER);
+    kf_emu_wgmma(n, type == KFI_OF_BF16 ? KF_EMU_BF16 : KF_EMU_F16, d, a, 0, b, 0, transposed_b, add KFI_PASS_CALLER);
+#endif
+}
+// To the nearest number of 11 bits, as the bits of a float.
+KFI_DEVICE unsigned kfi_tf32(float x)
+{
+#ifdef KFI_PTX
+    unsigned found;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(found) : "f"(x));
+    return found;
+#else
+    return kf_emu_tf32(x);
+#endif
+}
+// Of such numbers, 8 of the depth: d = a . b, or (add) d + a . b, 128 columns. Thread t has in a[0] row 16 (t / 32) + t % 32 / 4, number t % 4 of the
+// depth, in a[1] the row 8 further on, in a[2] and a[3] number t % 4 + 4 of both. b lies along the depth.
+KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b, int add KFI_AND_CALLER)
+{
+#ifdef KFI_PTX
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0 ", " KFI_R32
+                 "}, {%64, %65, %66, %67}, %68, add, 1, 1;\n\t}"
+                 : KFI_D32(0), KFI_D32(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+#else
+    kf_emu_wgmma(128, KF_EMU_TF32, d, a, 0, b, 0, 0, add KFI_PASS_CALLER);
 #endif
 }
 #ifdef KFI_PTX
