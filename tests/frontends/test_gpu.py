@@ -87,7 +87,7 @@ SHIM = """
 import sys, torch, ctypes
 import kernel_fusion as kf
 import kernel_fusion.torch as own
-from kernel_fusion import _gpu
+from kernel_fusion import _gpu, _table
 from kernel_fusion.torch import _cuda, _kernels, _shim
 stub = ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
 x, w = torch.randn(8, 64, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
@@ -112,8 +112,8 @@ print(said(lambda: kf.ops.bias_gelu(x, torch.randn(64))))
 print(said(lambda: kf.ops.bias_mish(x, w)))
 import os
 os.environ["KF_OFFLINE"] = "1"
-print(said(lambda: kf.ops.bias_silu(x.double(), w.double())))
-print(said(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, 4)))
+print(said(lambda: kf.ops.bias_relu(x.double(), w.double())))
+print(said(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, _table.activations()["relu"])))
 """
 STREAM_OF = """
 extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream) { return *stream = (void *)0x5000, 0; }
@@ -135,7 +135,7 @@ def test_without_python(driver, tmp_path):
     said = said[1:]
     assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[3].startswith("TypeError: ")
     assert said[4].startswith("NotImplementedError: kf_bias_mish_bf16 is not in libkf_cuda.so")
-    offline = "kf_bias_silu_f64: its kernel kfk_bias_f64<"
+    offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
     assert said[5].startswith(f"RuntimeError: {offline}") and "KF_OFFLINE is set" in said[5] and "kf.bias: " in said[6] and "KF_OFFLINE" in said[6]
     launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
     assert len(launched) >= 2 and any("bwd" in k for k in launched) and all(k.endswith(" on 0x5000") for k in launched)
