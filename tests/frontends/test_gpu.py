@@ -83,6 +83,64 @@ def test_ops_of_the_program(driver, tmp_path):
     assert len(list(tmp_path.glob("fused_*.so"))) == 2
 
 
+SHIM = """
+import sys, torch, ctypes
+import kernel_fusion as kf
+import kernel_fusion.torch as own
+from kernel_fusion import _gpu, _table
+from kernel_fusion.torch import _cuda, _kernels, _shim
+stub = ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
+x, w = torch.randn(8, 64, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
+_shim.register_gpu([s for s in own._ALL if _shim.covers(s)], sys.argv[2], "CPU", "cpu")
+_kernels.REASON["cpu"], _cuda.why_not = _cuda.reason, lambda: None if _gpu.opened() else "nobody opened it"
+def said(f):
+    try:
+        f()
+        return "ok"
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+kernel, _gpu.PATH = _gpu.PATH, "/nowhere"
+library, _gpu.library = _gpu.library, lambda: _gpu.Gpu(__import__("pathlib").Path("/nowhere"))
+print(said(lambda: kf.ops.bias_gelu(x, w)))
+_gpu.library = library
+_gpu._opened.append(_gpu.Gpu(kernel, driver=sys.argv[1]))
+g = x.clone().requires_grad_()
+print(said(lambda: kf.ops.gelu(g).backward(x)))
+print(said(lambda: kf.ops.layer_norm(g, w).backward(x)))
+print(said(lambda: kf.ops.bias_gelu(x, w[:5])))
+print(said(lambda: kf.ops.bias_gelu(x, torch.randn(64))))
+print(said(lambda: kf.ops.bias_mish(x, w)))
+import os
+os.environ["KF_OFFLINE"] = "1"
+print(said(lambda: kf.ops.bias_relu(x.double(), w.double())))
+print(said(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, _table.activations()["relu"])))
+"""
+STREAM_OF = """
+extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream) { return *stream = (void *)0x5000, 0; }
+"""
+
+
+def test_without_python(driver, tmp_path):
+    """The shim's calls on a GPU, for which the CPU's tensors stand here: kernels, streams, workspaces, and what is said of a call that fails."""
+    (tmp_path / "stream.cpp").write_text(STREAM_OF)
+    stub = tmp_path / "libtorch_cuda.so"
+    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "stream.cpp"), "-o", str(stub)], check=True)
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    done = subprocess.run([sys.executable, "-c", SHIM, str(driver), str(stub)], capture_output=True, text=True,
+                          env={**os.environ, "KF_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("NotImplementedError: kf.bias_gelu: no kernel for tensors on cuda: nobody opened it")
+    assert said[1] == "ok" and (said[2] == "ok" or "workspace is 0x" in said[2])  # the CPU's allocator aligns less
+    said = said[1:]
+    assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[3].startswith("TypeError: ")
+    assert said[4].startswith("NotImplementedError: kf_bias_mish_bf16 is not in libkf_cuda.so")
+    offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
+    assert said[5].startswith(f"RuntimeError: {offline}") and "KF_OFFLINE is set" in said[5] and "kf.bias: " in said[6] and "KF_OFFLINE" in said[6]
+    launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
+    assert len(launched) >= 2 and any("bwd" in k for k in launched) and all(k.endswith(" on 0x5000") for k in launched)
+
+
 ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 
 

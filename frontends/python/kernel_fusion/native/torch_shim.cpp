@@ -26,7 +26,7 @@ typedef struct {
     int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
     size_t (*space)(int, const int64_t *);
     const char *(*error)(int), *(*detail)(void), *(*reason)(void); // what the last call of this thread failed of
-    int (*open)(void);                                             // of a GPU: before its first call, 0 where it then can be called
+    int (*open)(int);                                              // of a GPU: before an op's first call there, 0 where it then can be called
 } kfs_place;
 static kfs_place cpu, gpu;
 
@@ -288,8 +288,8 @@ static bool check_rng(call *c)
 static bool execute(call *c, const value *stack)
 {
     if (!take_rest(c, stack) || !check_inputs(c) || !check_rng(c)) return false;
-    int (*const open)(void) = __atomic_load_n(&c->place->open, __ATOMIC_ACQUIRE);
-    if (open && open()) return fail(c, "no kernel for tensors on a GPU", "");
+    if (!__atomic_load_n(&c->op->functions[c->place->gpu], __ATOMIC_ACQUIRE) && c->place->open((int)(c->op - ops)))
+        return fail(c, "no kernel for tensors on a GPU", "");
     const int first = c->vars[T], second = c->vars[U];
     const int id = c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
@@ -329,6 +329,7 @@ template <> struct Fill<-1> {
     static void in(kernel *, kernel *) {}
 };
 static kernel kernels[2][MOST];
+static void *torch_cpu; // libtorch_cpu.so
 
 // Of libtorch: a number by the name of the function that returns it.
 static const char *look_up(void *library, const char *prefix, const char *name, int32_t *number)
@@ -355,7 +356,7 @@ static const char *implement(const char *key, int count, const kernel *made)
 extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count, int (*run)(int, KFP_PARAMETERS),
                                                size_t (*space)(int, const int64_t *), const char *(*error)(int), const char *(*detail)(void))
 {
-    void *library = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
+    void *const library = torch_cpu = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
     if (!library || count > MOST) return library ? "room for so many ops" : "libtorch_cpu.so";
 #define LOOK(name, parameters)                                                                                                             \
     *(void **)&p_##name = dlsym(library, #name);                                                                                           \
@@ -370,24 +371,25 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
     return implement("CPU", count, kernels[0]);
 }
 
-// After kfs_register, the same for CUDA, where `open` is called before anything is launched: it calls kfs_open_gpu, or returns other than 0. key and
+// After kfs_register, the same for CUDA, where `open` is called with an op's number before its first call: it calls kfs_open_gpu, or returns other than 0. key and
 // type: of PyTorch's dispatcher and of a tensor's device, CUDA and cuda but in tests.
-extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key, const char *type, int count, int (*open)(void))
+extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key, const char *type, int count, int (*open)(int))
 {
     void *library = dlopen(libtorch_cuda, RTLD_NOW | RTLD_NOLOAD);
     if (!library) return "libtorch_cuda.so";
     *(void **)&p_current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
     if (!p_current_stream) return "aoti_torch_get_current_cuda_stream";
-    const char *missing = look_up(RTLD_DEFAULT, "aoti_torch_device_type_", type, &gpu.type);
-    if (missing) missing = look_up(library, "aoti_torch_device_type_", type, &gpu.type);
+    const char *missing = look_up(torch_cpu, "aoti_torch_device_type_", type, &gpu.type);
     if (missing) return missing;
     gpu.gpu = true, gpu.open = open;
     return implement(key, count, kernels[1]);
 }
 
-extern "C" KFP_EXPORT void kfs_open_gpu(int (*run_on)(int, int, KFP_PARAMETERS, void *), size_t (*space)(int, const int64_t *),
-                                        const char *(*error)(int), const char *(*detail)(void), const char *(*reason)(void))
+// What is called there, the same each time; and the numbers of an op's functions, in memory that stays.
+extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, int (*run_on)(int, int, KFP_PARAMETERS, void *),
+                                        size_t (*space)(int, const int64_t *), const char *(*error)(int), const char *(*detail)(void),
+                                        const char *(*reason)(void))
 {
     gpu.run_on = run_on, gpu.space = space, gpu.error = error, gpu.detail = detail, gpu.reason = reason;
-    __atomic_store_n(&gpu.open, NULL, __ATOMIC_RELEASE); // last: another thread calls what it finds
+    __atomic_store_n(&ops[op].functions[1], functions, __ATOMIC_RELEASE); // last: another thread calls what it finds
 }

@@ -26,7 +26,7 @@ VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
 PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "all but three", "one", "groups", "between"))}
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
-OPEN = ctypes.CFUNCTYPE(ctypes.c_int)
+OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -139,7 +139,7 @@ def register(schemas: Sequence[Schema]) -> None:
     pointer = ctypes.c_void_p
     dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, pointer, ctypes.c_int, *[pointer] * 4], TEXT
     dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = [TEXT, TEXT, TEXT, ctypes.c_int, OPEN], TEXT
-    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [pointer] * 5, None
+    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [ctypes.c_int, *[pointer] * 6], None
     _table = (_Op * len(schemas))(*[_entry(s) for s in schemas])
     functions = _pointers(_library.library().dll, "kfp_run", "kfp_space", "kfp_error", "kfp_detail")
     _refuse_missing(dll.kfs_register(str(LIBTORCH / "libtorch_cpu.so").encode(), _table, len(schemas), *functions))
@@ -153,16 +153,15 @@ def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None
     if _dll is None:
         raise OSError("there is no shim")
 
-    def opened() -> int:
+    def opened(op: int) -> int:
         try:
             library = _gpu.library()
         except (ImportError, OSError):
             return 1  # why_not of _cuda.py says why
-        for s, entry in zip(schemas, _table):
-            found = _functions(s, library)
-            _kept.append(found)
-            entry.functions[1] = ctypes.cast(found, ctypes.POINTER(INT))
-        _dll.kfs_open_gpu(*_pointers(library.dll, "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason"))
+        found = _functions(schemas[op], library)
+        _kept.append(found)
+        functions = _pointers(library.dll, "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
+        _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), *functions)
         return 0
 
     callback = OPEN(opened)

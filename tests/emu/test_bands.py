@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops over channels of one's own, in bands (core/row_band.cuh): reductions of every kind, passes that are no moments, many tensors, results of
+channels alone; and those that have no bands."""
+
+import cases
+import checks
+import emulator
+import pytest
+import toolkit
+import user_ops
+
+pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+SHAPES = [((3, 5, 64), 0), ((3, 2, 2048), 1), ((5, 8, 9), 0), ((75, 9, 9), 0), ((40, 13, 1), 1), ((600, 16, 1), 0), ((0, 3, 8), 0)]
+OPS = {
+    "extremes": ('x = "elem", y = "elem", z = "elem", w = { kind = "per_row", absent = 1 }', "w * x * y + z - max(x - z) + min(y) * sum(z)"),
+    "product": ('x = { kind = "elem", grad = false }', "x * prod(1 + x * 0.001)"),
+    "spread": ('x = { kind = "elem", grad = false }', "x - sum(abs(x - mean(x))) / count"),
+    "centred": ('x = "elem"', "(x - mean(x)) * rsqrt(mean((x - mean(x)) * (x - mean(x))) + 1)"),
+    "channel": ('x = "elem", y = "elem"', "sum(x * y) + max(x)"),
+}
+
+
+@pytest.mark.parametrize("what", OPS)
+def test_own(what, include, tmp_path):
+    operands, expr = OPS[what]
+    ref = expr.replace("rsqrt(", "1 / np.sqrt(").replace("abs(", "np.abs(")
+    path, _, functions = user_ops.load(f"""
+[op.{what}]
+family = "row"
+layout = "channels"
+brief = "{what} of a channel"
+operands = {{ {operands} }}
+expr = "{expr}"
+ref = "{ref}"
+""", tmp_path)
+    functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16", "f64")]
+    assert functions and all("BAND" in kernel for f in functions for kernel in f["stages"][0] if "totals" not in kernel)
+    own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
+    memory = emulator.Memory(emulator.Emulator(own), cases.by_level(emulator.RUNS[1:], emulator.RUNS))
+    for f in functions:
+        for sizes, shift in SHAPES:
+            checks.run(own, memory, f, sizes, shift=shift, files=(path,))
+
+
+def test_without_bands(tmp_path):
+    """What reads an element's place in its row, or an operand that is replaced while others may still read it."""
+    for expr, more in (("x - mean(x) + column + r", ""), ("x - mean(x) + r", 'updates = { r = "r + mean(x)" }\nrefs = { r = "r + mean(x)" }')):
+        _, _, functions = user_ops.load(f"""
+[op.odd]
+family = "row"
+layout = "channels"
+brief = "odd"
+operands = {{ x = {{ kind = "elem", grad = false }}, r = {{ kind = "per_row", dtype = "acc", grad = false }} }}
+expr = "{expr}"
+ref = "{expr}"
+{more}
+""", tmp_path)
+        assert functions and not any("BAND" in kernel for f in functions for kernel in f["stages"][0])
