@@ -115,9 +115,8 @@ class BandCuda(RowsCuda):
     def bounds(self):
         """Threads of a block at most, and blocks of an SM: as many registers as hold a band, or what is on its way."""
         held = "form == KFI_BAND_ONE && whole ? 2 : 1" if len(self.k.loads) == 1 and self.k.dtype.size == 4 else "1"
-        shared = "form == KFI_BAND_EACH || (form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
-        return "form == KFI_BAND_EACH && stage != KFI_BAND_HELD ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, " \
-               f"stage == KFI_BAND_HELD ? {held} : {shared}"
+        return f"form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, stage == KFI_BAND_HELD ? {held} : " \
+               "form == KFI_BAND_EACH || (form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
 
     @property
     def numbers(self):

@@ -14,7 +14,7 @@
 #define KFI_BAND_THREADS 448
 #endif
 #ifndef KFI_BAND_EACH_THREADS
-#define KFI_BAND_EACH_THREADS 256 // where several blocks share a band of this form
+#define KFI_BAND_EACH_THREADS 256
 #endif
 
 #ifndef KFI_BAND_BLOCKS // as many as keep a large GPU busy: by the shape alone, so that results do not depend on the device

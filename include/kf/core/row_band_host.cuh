@@ -26,16 +26,6 @@ KF_FN KFI_SMALL kf_i64 kfi_band_rounds(kf_i64 bands, kf_i64 units, kf_i64 thread
     while (most > 4 && bands * kfi_ceil(units, threads * most) < KFI_BAND_BLOCKS) most /= 2;
     return most;
 }
-// Blocks of channels of a band whose planes are shorter than a vector: 128 bytes of each pixel; fewer where a block holds a band then, but
-// not of large tensors, whose sectors would come to two SMs.
-KF_FN KFI_SMALL kf_i64 kfi_band_blocks(const kf_i64 *sizes, kf_i64 inner, int vec, int held)
-{
-    const kf_i64 most = kfi_clamp(8 / inner, 1, 8);
-    if (sizes[0] * kfi_ceil(sizes[1] * inner, vec) > 1 << 22) return most;
-    for (kf_i64 blocks = most; blocks > 0; blocks /= 2)
-        if (sizes[0] <= held * (KFI_BAND_THREADS / (blocks * inner))) return blocks;
-    return most;
-}
 // By the shape alone. Returns the form.
 KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, int held, int *block)
 {
@@ -48,13 +38,14 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     while (inner * unit % vec != 0) unit *= 2;
     int form = unit == 1 ? KFI_BAND_ONE : inner < vec ? KFI_BAND_EACH : KFI_BAND_TWO;
     if (form == KFI_BAND_TWO && unit * inner / vec > KFI_BAND_THREADS) form = KFI_BAND_ONE;
-    kf_i64 segs = form == KFI_BAND_ONE ? 1 : form == KFI_BAND_TWO ? unit : vec * kfi_band_blocks(sizes, inner, vec, held);
+    kf_i64 segs = form == KFI_BAND_ONE ? 1 : form == KFI_BAND_TWO ? unit : vec * kfi_clamp(8 / inner, 1, 8);
     segs = kfi_clamp(segs, 1, channels > 0 ? channels : 1);
     const kf_i64 width = kfi_ceil(segs * inner, vec), bands = kfi_ceil(channels, segs);
     g->segs = (int)segs;
     g->units = g->cols > 0 ? outer * width : 0;
     g->wide = form == KFI_BAND_ONE ? 1 : (int)width;
-    kf_i64 most = KFI_BAND_THREADS, rows = most / g->wide;
+    kf_i64 most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS;
+    kf_i64 rows = most / g->wide;
     g->share = g->units;
     if (g->units <= held * rows * g->wide) { // threads that hold as much as they can, or more of them where there are few bands
         const kf_i64 spread = kfi_clamp((kf_i64)KFI_BAND_BLOCKS * 256 / (bands > 0 ? bands : 1), 1, g->units);
@@ -62,7 +53,7 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
         rows = kfi_clamp(kfi_ceil(threads, g->wide), 1, rows);
         g->threads = (int)(rows * g->wide);
     } else { // a launch for each pass: smaller blocks, of which one begins where another one ends
-        most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : 2 * g->wide <= most ? most / 2 : most;
+        most = 2 * g->wide <= most && form != KFI_BAND_EACH ? most / 2 : most;
         g->threads = (int)(most / g->wide * g->wide);
         // As many values of a channel as a thread may add up without losing digits.
         g->share = g->threads * kfi_band_rounds(bands, g->units, g->threads, form == KFI_BAND_EACH ? 64 : 16);
