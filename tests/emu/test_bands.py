@@ -10,7 +10,8 @@ import toolkit
 import user_ops
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-SHAPES = [((3, 5, 64), 0), ((3, 2, 2048), 1), ((5, 8, 9), 0), ((75, 9, 9), 0), ((40, 13, 1), 1), ((600, 16, 1), 0), ((0, 3, 8), 0)]
+SHAPES = [((3, 5, 64), 0), ((3, 2, 2048), 1), ((5, 8, 9), 0), ((75, 9, 9), 0), ((40, 13, 1), 1), ((600, 16, 1), 0), ((0, 3, 8), 0),
+          ((2, 3, 800), 0), ((2, 3, 2400), 1)]
 OPS = {
     "extremes": ('x = "elem", y = "elem", z = "elem", w = { kind = "per_row", absent = 1 }', "w * x * y + z - max(x - z) + min(y) * sum(z)"),
     "product": ('x = { kind = "elem", grad = false }', "x * prod(1 + x * 0.001)"),
@@ -34,7 +35,7 @@ expr = "{expr}"
 ref = "{ref}"
 """, tmp_path)
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16", "f64")]
-    assert functions and all("BAND" in kernel for f in functions for kernel in f["stages"][0] if "totals" not in kernel)
+    assert functions and all(any("BAND" in kernel for kernel in f["stages"][0]) for f in functions)
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own), cases.by_level(emulator.RUNS[1:], emulator.RUNS))
     for f in functions:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in CUDA, ops over channels: bands of neighbouring channels, held by a block or shared by several in a launch for each pass."""
+"""The family `row` in CUDA, ops over channels: bands of neighbouring channels, held by a block or shared by several in a launch for each pass; or a
+channel as a row is held, where the sizes say so (core/row_band_host.cuh)."""
 
 import functools
+from copy import copy as duplicate
 from dataclasses import dataclass, replace
 
 from kfgen import chosen
 from kfgen.families.over_rows_schedule import RowsCuda
+from kfgen.families.row_cuda import RowCuda
 from kfgen.passes import copy
 from kfgen.schedule import Instance
 from kfgen.words import COLUMN, COUNT
@@ -69,6 +72,18 @@ class BandCuda(RowsCuda):
         return self.k.program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, target, env, (), each=self._of("{}"),
                               split=chosen.split if self.k.chosen else None)
 
+    @functools.cached_property
+    def rows(self):
+        """The same kernel with the schedules of other rows: a channel is one in pieces."""
+        found = duplicate(self.k)
+        found.__dict__["cuda"] = RowCuda(found)
+        return found
+
+    @property
+    def rows_instances(self):
+        """Those of its kernels that hold a row: longer ones are left to bands."""
+        return self.rows.cuda.instances[:-2]
+
     def _of(self, name):
         """What a vector's element has of its channel's value."""
         return f"kfi_band_of<kfi_form>({name}, e, kfi_split)"
@@ -105,10 +120,14 @@ class BandCuda(RowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/row_band_host.cuh expects."""
+        """The kernels a launcher chooses from: of bands in the order that core/row_band_host.cuh expects, then of rows."""
+        return self.band_instances + self.rows_instances
+
+    @property
+    def band_instances(self):
         stages = ["KFI_BAND_HELD", *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of)))] + ["KFI_BAND_LAST"] * bool(self.k.stores)
         name = f"kfk_{self.k.name}"
-        found = [Instance(name, ("act", form, whole, stage)) for form in FORMS for whole in (1, 0) for stage in stages]
+        found = [Instance(f"{name}_band", ("act", form, whole, stage)) for form in FORMS for whole in (1, 0) for stage in stages]
         return found + [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
 
     @property

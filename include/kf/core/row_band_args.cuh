@@ -21,6 +21,12 @@
 #define KFI_BAND_BLOCKS 264
 #endif
 
+// Of tensors whose channels are held as rows (kfi_band_held_as_rows): elements at most, where planes are no whole vectors; channels at least.
+#ifndef KFI_BAND_SMALL // both others where an emulation is to reach every kernel
+#define KFI_BAND_SMALL (1 << 18)
+#define KFI_BAND_CHANNELS 1
+#endif
+
 // A kernel's stages: all passes, of a band that a block holds; what is stored, by the totals of all passes; pass p of one that several
 // blocks share (KFI_BAND_PASS + p).
 #define KFI_BAND_HELD 0

@@ -97,6 +97,20 @@ KF_FN KFI_SMALL bool kfi_band_whole(const kfi_bands &g, int form, int vec, const
     return whole;
 }
 
+// Whether a channel is held as a row is (row_host.cuh), by some lanes, a block or a cluster, in place of bands: it is read once then, in one
+// launch. That is faster where its planes are whole vectors; of small tensors and very short channels, whatever their planes are.
+KF_FN KFI_SMALL bool kfi_band_held_as_rows(const kfi_row &m, const kf_i64 *sizes)
+{
+    if (!kfi_all_fit(sizes, 3)) return false; // which is refused
+    const kf_i64 channels = sizes[1], inner = sizes[2], cols = sizes[0] * inner;
+    const bool whole = inner % m.vec == 0, small = channels * cols <= KFI_BAND_SMALL;
+    const bool narrow = cols <= 128 && inner > 1 && inner < m.vec; // so many channels that blocks of a band do little
+    if (channels < KFI_BAND_CHANNELS || !(whole || small || narrow)) return false;
+    kfi_line g;
+    int threads;
+    return kfi_make_line(&g, channels, cols, m.vec, m.held, m.holds, false, kfi_line_reach(), &threads) < m.holds;
+}
+
 // pitches: of each tensor, kernel arguments that are set here as g is.
 KF_FN KFI_APART kf_result_t kfi_band_run(const kfi_band_op &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_bands *g,
                                           void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)

@@ -30,6 +30,7 @@ struct kfi_row {
     int layout = KFI_LAYOUT_ROWS;
     int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
+    size_t least = 0; // bytes of workspace that a call has to have, whether it uses them
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -184,7 +185,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
     if (groups) kfi_make_pieces(in, pieces, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
-    const size_t needed = !sums          ? 0
+    const size_t needed = !sums          ? m.least
                           : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
                                          : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
