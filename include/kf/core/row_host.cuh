@@ -30,7 +30,7 @@ struct kfi_row {
     int layout = KFI_LAYOUT_ROWS;
     int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
-    size_t least = 0; // bytes of workspace that a call has to have, whether it uses them
+    size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
