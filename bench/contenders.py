@@ -130,8 +130,15 @@ def peer_calls(case, data, args, library=None):
     return found
 
 
+def copied(moved):
+    """Bytes of the copy that moves as many, to 0.4 %: a copy of a number of bytes that has few factors of two runs at two thirds of the speed
+    (65,537 pages of 4 KiB at 2.75 TB/s, 65,536 at 4.2)."""
+    unit = max(4096, 1 << max(moved.bit_length() - 9, 0))
+    return max(moved // 2 // unit, 1) * unit
+
+
 def copy_calls(case, pool, sets, backend):
-    half = max(case.bytes // 8192, 1) * 4096  # whole pages: a copy of an odd number of bytes runs at two thirds of the speed
+    half = copied(case.bytes)
     pairs = [(pool.scratch(half, "source", i, how="normal")[:half // 4], pool.scratch(half, "target", i)[:half // 4]) for i in range(sets)]
 
     def call(i):
