@@ -11,7 +11,7 @@ import user_ops
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 SHAPES = [((3, 5, 64), 0), ((3, 2, 2048), 1), ((5, 8, 9), 0), ((75, 9, 9), 0), ((40, 13, 1), 1), ((600, 16, 1), 0), ((0, 3, 8), 0),
-          ((2, 3, 800), 0), ((2, 3, 2400), 1)]
+          ((2, 3, 800), 0), ((2, 3, 2400), 1), ((40, 260, 1), 0)]
 OPS = {
     "extremes": ('x = "elem", y = "elem", z = "elem", w = { kind = "per_row", absent = 1 }', "w * x * y + z - max(x - z) + min(y) * sum(z)"),
     "product": ('x = { kind = "elem", grad = false }', "x * prod(1 + x * 0.001)"),

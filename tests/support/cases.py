@@ -178,10 +178,12 @@ def rows_of(f, table):
 
 
 # Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
-# odd ones; what a block of an emulation holds, and more. The last ones are held as rows, by some lanes, a block, a cluster.
+# odd ones; what a block of an emulation holds, and more; more than a block holds where there are bands enough for every block. The last ones are
+# held as rows, by some lanes, a block, a cluster.
 BANDS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
          [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(30, 16, 1), 0], [(600, 16, 1), 0], [(600, 13, 1), 1], [(90, 16, 1), 0],
-         [(70, 8, 3), 0], [(1, 3, 700), 0], [(2, 1, 1001), 0], [(7, 5, 3), 0], [(2, 3, 320), 1], [(2, 3, 800), 1], [(2, 3, 2000), 1],
+         [(70, 8, 3), 0], [(1, 3, 700), 0], [(2, 1, 1001), 0], [(40, 260, 1), 0],
+         [(7, 5, 3), 0], [(2, 3, 320), 1], [(2, 3, 800), 1], [(2, 3, 2000), 1],
          [(2, 3, 2400), 1]]
 
 

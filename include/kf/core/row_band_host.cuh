@@ -57,6 +57,7 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
         g->threads = (int)(most / g->wide * g->wide);
         // As many values of a channel as a thread may add up without losing digits.
         g->share = g->threads * kfi_band_rounds(bands, g->units, g->threads, form == KFI_BAND_EACH ? 64 : 16);
+        if (g->share >= g->units) g->share = g->threads * kfi_ceil(g->units, 2 * g->threads); // one part means that a block holds it
     }
     g->rows = g->threads / g->wide;
     g->parts = g->units > 0 ? kfi_ceil(g->units, g->share) : 1;
