@@ -3,7 +3,7 @@
 
 import json
 
-DIGITS = 6  # significant: far below any spread between two runs; with all seventeen the files were a fifth of a release's archive
+DIGITS = 4  # significant: below any spread between two runs; with all seventeen the files were a fifth of a release's archive
 
 
 def rounded(value):
