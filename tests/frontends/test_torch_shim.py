@@ -89,6 +89,16 @@ def test_both_refuse_the_same(kf, kernels):
                     kernels[f"kf::{name}"](*given, *rest)
 
 
+def test_another_device_s_own_error_stays(kf):
+    """Of tensors that kf has no kernels for, here meta's, PyTorch's error is what the caller sees."""
+    from kernel_fusion import _table
+    from kernel_fusion.torch import _kernels
+    from kernel_fusion.torch._schema import schema
+
+    x, error = torch.empty(3, 4, device="meta"), RuntimeError("as PyTorch says it")
+    assert _kernels.explain(schema(_table.ops()["bias"], False), error, (x, x[0], 0.0, 0.0, _table.activations()["relu"])) is error
+
+
 def test_nothing_leaks(kf):
     """Inputs, results that nobody gets, copies: a thousand calls of each kind leave no tensor's memory behind."""
     x, wide = torch.randn(64, 1024, requires_grad=True), torch.randn(1024, 64).t()

@@ -237,9 +237,9 @@ static int run_on_gpu(const call *c, int id, const given *g)
     handle space = NULL;
     void *at = NULL, *stream = NULL;
     const int64_t size = (int64_t)g->bytes, one = 1;
+    if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
     if (size && p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space)) return KFS_NO_MEMORY;
     if (space) p_aoti_torch_get_data_ptr(space, &at);
-    if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
     const int code = c->place->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
     if (space) p_aoti_torch_delete_tensor_object(space);
     return code;

@@ -56,7 +56,8 @@ def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
         device = next(t for t in given.tensors if t is not None).device
-        return REASON[device.type](s, given, made) or error
+        reason = REASON.get(device.type)  # none of a device that kf has no kernels for
+        return reason and reason(s, given, made) or error
     except (TypeError, ValueError) as e:
         return e
 
