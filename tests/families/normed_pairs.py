@@ -25,8 +25,8 @@ def draw(rng, call, a, values):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     if a["kind"] == "angle":
         return storage.from_float(rng.uniform(-1, 1, shape), a["dtype"])
-    found = storage.draw(rng, shape, a["dtype"], values)
-    if values == "wide" and len(shape) == 3:  # squares of the largest are infinite: every other row is of what they are not
+    found = storage.draw(rng, shape, a["dtype"], "normal" if values == "wide" and a["kind"] == "scale" else values)
+    if values == "wide" and len(shape) == 3:  # squares of the largest are infinite: every other row is of what has squares
         some = storage.to_float(found[::2], a["dtype"])
         found[::2] = storage.from_float(np.clip(some, -2.0**12, 2.0**12), a["dtype"])
     return found
@@ -56,16 +56,23 @@ def turned(call, given, size, outside):
     return want, terms
 
 
+def reach(weight):
+    """By how much a weight makes more of what is rounded to 0 before it."""
+    return 1 + np.abs(weight[np.isfinite(weight)]).max(initial=0)
+
+
 def gradients(call, x, weight, dout, r, limit):
     """({result: (value, terms, how far a rounding to 0 reaches)}, the heads whose sums are too large)."""
     dim = call.sizes[3]
     dy, size = turned(call, dout, np.abs(dout), 0.0)
     added, terms = (dy * weight * x).sum(-1, keepdims=True), (size * np.abs(weight * x)).sum(-1, keepdims=True)
-    slope = 8 * (1 + r * (1 + np.abs(weight)) + np.abs(x) * r**3 * (1 + np.abs(weight)) + np.abs(added) * r**3)
+    most = reach(weight)
+    slope = 8 * most * (1 + r + np.abs(x) * (r**3 + dim * r**3 + 1) + np.abs(added) * r**3)
     own = (r * dy * weight - x * r**3 / dim * added, r * size * np.abs(weight) + np.abs(x) * r**3 / dim * terms, slope)
     normed = np.abs(x) * r
     of_weight = ((dy * x * r).sum((0, 1)), (size * normed).sum((0, 1)), (8 * (1 + normed + size)).sum((0, 1)))
-    return own, of_weight, ~(terms * np.maximum(r**3, 1) * np.maximum(1, np.abs(x).max(-1, keepdims=True, initial=0)) < limit)
+    largest = (np.abs(x).max(-1, keepdims=True, initial=0) + 1) * (np.abs(dy).max(-1, keepdims=True, initial=0) + 1)
+    return own, of_weight, ~((terms + 1) * np.maximum(r**3, 1) * largest * most < limit) | ~(r**3 > limit**-0.75)  # what is too large, or too small
 
 
 def check(call, got, weights=None):
@@ -95,7 +102,7 @@ def check_one(call, got, name, heads):
             want, size = turned(call, normed, np.abs(normed), np.nan)
             lost |= ~np.isfinite(normed).all(-1, keepdims=True)
             outside = np.isnan(want)
-            compare(f"{name}_out", 6 + np.sqrt(dim) / 4, want, size, 8 * (1 + np.abs(weight)) * np.ones_like(size), lost & ~outside)
+            compare(f"{name}_out", 6 + np.sqrt(dim) / 4, want, size, 8 * reach(weight) * np.ones_like(size), lost & ~outside)
             of_nan = np.isnan(x).any(-1) & (x.shape[-1] > 0)
             assert np.isnan(storage.to_float(got[f"{name}_out"], dtype)[of_nan]).all(), f"{call.where}: a head with a NaN has others"
             return
