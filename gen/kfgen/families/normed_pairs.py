@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs`: heads that are normalised, each by what is added up over its elements, and whose pairs are then turned as `pairs` does."""
+"""The family `normed_pairs`: heads that are normalised, by what is added up over the elements of each, and then turned as `pairs` does."""
 
 import functools
 from types import SimpleNamespace
@@ -111,13 +111,14 @@ class NormedPairs(Pairs):
     def check_operands(self, f, operands):
         found = [[o for o in operands if o.kind == kind] for kind in (MORE, "scale")]
         if [len(of) for of in found] != [1, 2]:
-            raise f.error("operands", "are not two tensors of pairs with a weight for each", 'write k = "more", q_weight = "scale", k_weight = "scale"')
+            fix = 'write k = "more", q_weight = "scale", k_weight = "scale"'
+            raise f.error("operands", "are not two tensors of pairs with a weight for each", fix)
         super().check_operands(f, [o for o in operands if o.kind != "scale"])
 
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)
         try:
-            norm, named, node = norm_graph(op)
+            norm, _, node = norm_graph(op)
         except ExprError as e:
             e.field = "norm"
             raise
@@ -126,8 +127,6 @@ class NormedPairs(Pairs):
         if not {HEAD, WEIGHT} <= read or norm.level(node) != ELEM or words != {"sum"} or len(stages(norm, [node])) > limits.REDUCTIONS:
             fix = 'write norm = "head * rsqrt(mean(head * head) + eps) * weight"'
             raise wrong(op, "norm", "is not an element made of `head`, `weight` and sums over the head", fix)
-        if {op_ for op_, n in named.items() if n in norm.reachable([node])} - {HEAD, WEIGHT} != set(op.scalars) - graph.variables(list(outputs.values())):
-            raise wrong(op, "scalars", "are not all read", "read each in `norm` or in a result")
 
     def _normalised(self, k, lib, tensor, weight, heads):
         """(lines, texts) of what `norm` gives, or of its gradients."""
