@@ -76,6 +76,9 @@ class NormedPairsKernel(PairsKernel):
     def flops(self):
         return counts(self.graph, self.roots) + counts(self.norm, list(self.normed.values()))
 
+    def summed_extents(self, stream):
+        return ["rows", "kv_heads" if stream is self.outputs[-1] else "heads"]
+
     def per_element(self, stream):
         return 0 if stream.kind == "scale" else super().per_element(stream)
 

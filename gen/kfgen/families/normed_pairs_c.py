@@ -16,7 +16,7 @@ class NormedPairsC(PairsC):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_heads_workspace(rows, heads, kv_heads, dim, {self.k.dtype.acc.size})"
+        return f"kfi_cpu_heads_workspace(rows, heads, kv_heads, dim, pairs, positions, {self.k.dtype.acc.size})"
 
     @property
     def run_parameters(self):

@@ -33,7 +33,7 @@ class NormedPairsCuda(PairsCuda):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_heads_workspace(rows, heads, kv_heads, dim, {self.k.dtype.acc.size})"
+        return f"kfi_heads_workspace(rows, heads, kv_heads, dim, pairs, positions, {self.k.dtype.acc.size})"
 
     @property
     def instances(self):

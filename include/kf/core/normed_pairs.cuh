@@ -49,14 +49,16 @@ KF_FN KFI_SMALL kf_i64 kfi_head_parts(kf_i64 rows, kf_i64 heads, kf_i64 dim)
 {
     return KFI_HEAD_PARTS * kfi_clamp(rows * heads * dim / (KFI_HEAD_PARTS * 4096), 1, KFI_MAP_SMS * 2 / KFI_HEAD_PARTS);
 }
-KF_FN KFI_SMALL size_t kfi_heads_workspace(kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, int acc_size)
+KF_FN KFI_SMALL size_t kfi_heads_workspace(kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs, kf_i64 positions,
+                                           int acc_size)
 {
-    if (!kfi_fits(rows, heads, dim) || !kfi_fits(rows, more, dim)) return 0;
+    if (!kfi_fits(rows, heads, dim) || !kfi_fits(rows, more, dim) || !kfi_fits(positions, pairs, 1)) return 0;
     return kfi_workspace((size_t)(2 * kfi_head_parts(rows, heads + more, dim) * kfi_ceil(dim, 4) * 4) * (size_t)acc_size);
 }
 // s: nullptr in a forward.
-KF_FN kf_result_t kfi_heads_run(const kfi_normed &m, kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs, kf_i64 positions, kfi_heads *g,
-                                void **args, kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+KF_FN kf_result_t kfi_heads_run(const kfi_normed &m, kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs, kf_i64 positions,
+                                kfi_heads *g, void **args, kfi_sums *s, const void *const *sum_kernels, void *workspace,
+                                size_t workspace_bytes, cudaStream_t stream)
 {
     kf_i64 elements[KFI_MAX_TENSORS] = {};
     kf_result_t result = kfi_check_pairs(&m.name, m.elements, rows, heads, more, dim, pairs, positions, elements);
@@ -65,7 +67,9 @@ KF_FN kf_result_t kfi_heads_run(const kfi_normed &m, kf_i64 rows, kf_i64 heads, 
     kfi_operands operands;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
-    if (s) result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, kfi_heads_workspace(rows, heads, more, dim, m.acc_size));
+    if (s)
+        result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes,
+                                     kfi_heads_workspace(rows, heads, more, dim, pairs, positions, m.acc_size));
     if (result != KF_SUCCESS) return result;
     const bool vectors = operands.bits % 16 == 0 && pairs % m.vec == 0 && dim % m.vec == 0;
     const bool wanted = s && kfi_sums_wanted(s, nullptr, 2);

@@ -117,9 +117,10 @@ KFI_HOST void kfi_heads_rows(void *context, kf_i64 block)
 
 /* Parts of the rows that leave sums of their own: so many, whatever the threads. */
 KFI_HOST kf_i64 kfi_heads_blocks(kf_i64 rows, kf_i64 all, kf_i64 dim) { return kfi_blocks_of(rows, rows * all * dim); }
-KFI_HOST size_t kfi_cpu_heads_workspace(kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, int acc_size)
+KFI_HOST size_t kfi_cpu_heads_workspace(kf_i64 rows, kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs, kf_i64 positions,
+                                        int acc_size)
 {
-    if (!kfi_fits(rows, heads, dim) || !kfi_fits(rows, more, dim)) return 0;
+    if (!kfi_fits(rows, heads, dim) || !kfi_fits(rows, more, dim) || !kfi_fits(positions, pairs, 1)) return 0;
     return kfi_workspace((size_t)(2 * kfi_heads_blocks(rows, heads + more, dim) * dim) * (size_t)acc_size);
 }
 
@@ -140,7 +141,7 @@ KFI_HOST kf_result_t kfi_cpu_heads_run(kfi_cpu_heads *m, kf_i64 rows, kf_i64 hea
     if (result != KF_SUCCESS || !sums.operands.wanted) return result;
     if (m->sum_outputs)
         result = kfi_check_workspace(&m->name, &m->arguments, &sums.operands, workspace, workspace_bytes,
-                                     kfi_cpu_heads_workspace(rows, heads, more, dim, m->acc_size));
+                                     kfi_cpu_heads_workspace(rows, heads, more, dim, pairs, positions, m->acc_size));
     if (result != KF_SUCCESS) return result;
     const int wanted = m->sum_outputs && (m->sum_outputs[0] || m->sum_outputs[1]);
     sums.partial = wanted ? (char *)workspace : NULL;
