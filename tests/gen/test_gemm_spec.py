@@ -39,7 +39,8 @@ def entry(tmp_path, **fields):
     ({"joined": '{ both = ["pre", "pre"] }'}, "joined: both is of pre and pre"),
     ({"joined": '{ both = ["bias"] }'}, "joined: both is ['bias']"), ({"joined": '{ pre = ["weight", "bias"] }'}, "joined: the name `pre`"),
     ({"operands": '{ x = "left", weight = "right", bias = "row", more = "row" }', "saved": '{ pre = "acc + bias + more" }',
-      "ref": '"(x @ weight.T + bias + more) ** 2"', "joined": '{ a = ["bias", "more"], b = ["bias", "more"] }'}, "joined: has a tensor in two places"),
+      "ref": '"(x @ weight.T + bias + more) ** 2"', "joined": '{ a = ["bias", "more"], b = ["bias", "more"] }'},
+     "joined: has a tensor in two places"),
     ({"operands": '{ x = "left", weight = "right", bias = "row", more = { kind = "row", grad = false } }', "saved": '{ pre = "acc + bias + more" }',
       "ref": '"(x @ weight.T + bias + more) ** 2"', "joined": '{ both = ["bias", "more"] }'}, "joined: both is of bias and more"),
     ({"accumulates": "true"}, "accumulates: belongs to an op with one result"), ({"accumulates": "1"}, "accumulates: is 1"),
@@ -65,8 +66,8 @@ def test_what_it_makes(tmp_path):
 
 def test_two_tensors_in_one(tmp_path):
     """They are one argument, in the first one's place; products know both."""
-    absent = '{ kind = "row", absent = 0 }'
-    fields = {"operands": f'{{ x = "left", first = "right", bias = {absent}, second = "right", more = {absent} }}',
+    row = '{ kind = "row", absent = 0 }'
+    fields = {"operands": f'{{ x = "left", first = "right", bias = {row}, second = "right", more = {row} }}',
               "products": '{ a = "x * first", b = "x * second" }', "saved": '{ pre = "a + bias", other = "b + more" }', "expr": '"pre * other"',
               "joined": '{ weight = ["first", "second"], both = ["bias", "more"], kept = ["pre", "other"] }', "layout": '"nn"',
               "ref": '"(x @ first + bias) * (x @ second + more)"'}
