@@ -5,6 +5,7 @@ that include/kf/runtime/call.h reads, and one function for each op and direction
 from dataclasses import dataclass, field
 
 from kfgen import limits, names, packed
+from kfgen.entries import ANY_ID
 from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
 
@@ -149,6 +150,16 @@ class Function:
         """The function for any activation that stands for this one on a GPU."""
         return next(g for g in self.any if g["dtypes"] == f["dtypes"])
 
+    @property
+    def lies_apart(self):
+        """Whether a GPU has kernels of tensors that lie in any way (chosen.lies_apart)."""
+        return bool(self.any) and self.any_order
+
+    def apart(self, f):
+        """The call of such a function for any activation."""
+        others = f | {"arguments": [a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")]}
+        return f"kfi_run_{f['name'].removeprefix('kf_')}_apart<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
+
     def act_scalars(self, f):
         """An array of what is behind the op's scalars, as long as an activation may have."""
         ctype = next(a["ctype"] for a in f["arguments"] if a["role"] == "activation_scalars").removeprefix("const ").removesuffix(" *")
@@ -159,9 +170,10 @@ class Function:
         dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
         both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
         cpu, cuda = (f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}" for name, space in both)
+        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.lies_apart else "NULL"
         of_tensors, of_name = (", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"]))
         return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, '
-                f"KFI_RT_ON_CPU({cpu}), KFI_RT_ON_GPU({cuda})}}")
+                f"KFI_RT_ON_CPU({cpu}, NULL), KFI_RT_ON_GPU({cuda}, {apart})}}")
 
 
 def spellings(f, known):
@@ -227,6 +239,6 @@ def _header(manifest, name, made, known):
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
-             "any_headers": list(dict.fromkeys(g["header"] for f in made for g in f.any)), "activations": manifest["activations"],
+             "any_headers": list(dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)), "activations": manifest["activations"],
              "words": packed.words, "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -84,9 +84,12 @@ typedef struct {
     double scalar[4]; /* the defaults */
     const char *scalar_name[4];
 } kfi_rt_activation;
+typedef kf_result_t (*kfi_rt_function)(KFI_RT_PARAMETERS);
 typedef struct {
-    kf_result_t (*run)(KFI_RT_PARAMETERS); /* NULL: none on this device */
-    size_t (*space)(const int64_t *n);     /* NULL: no workspace */
+    kfi_rt_function run;               /* NULL: none on this device */
+    size_t (*space)(const int64_t *n); /* NULL: no workspace */
+    kf_result_t (*apart)(
+        KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d (kf/core/map_apart.cuh); NULL: there is none */
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {
@@ -123,12 +126,12 @@ struct kfi_rt_op {
 #ifdef KFI_RT_KERNELS
 #define KFI_RT_ON_GPU(...) {__VA_ARGS__}
 #else
-#define KFI_RT_ON_GPU(...) {NULL, NULL}
+#define KFI_RT_ON_GPU(...) {NULL, NULL, NULL}
 #endif
 #if KF_RUNTIME_CPU
 #define KFI_RT_ON_CPU(...) {__VA_ARGS__}
 #else
-#define KFI_RT_ON_CPU(...) {NULL, NULL}
+#define KFI_RT_ON_CPU(...) {NULL, NULL, NULL}
 #endif
 /* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
 #define KFI_RT_LIST_OP(stem)                                                                                                               \
