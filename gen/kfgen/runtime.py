@@ -239,6 +239,7 @@ def _header(manifest, name, made, known):
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
-             "any_headers": list(dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)), "activations": manifest["activations"],
-             "words": packed.words, "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
+             "any_headers": list(dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)),
+             "activations": manifest["activations"], "words": packed.words, "space": packed.space, "version": version(),
+             "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -135,7 +135,8 @@ class MapCuda(Cuda):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
-        found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else ["kfi_apart each" if self.k.apart else "kfi_each each"] + (["kfi_rows g"] if self.k.grid else [])
+        each = "kfi_apart each" if self.k.apart else "kfi_each each"
+        found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else [each] + (["kfi_rows g"] if self.k.grid else [])
         found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
