@@ -49,8 +49,8 @@ def compile_emulated(folder, made, *defined):
 
 def compile_on_a_gpu(folder, made):
     (folder / "ops.cu").write_text(IMPLEMENTATION)
-    command = ["nvcc", "-O2", "-arch=native", "-DKF_RUNTIME_CPU=0", "-Xcompiler", "-fPIC", "-shared", f"-I{kflib.ROOT / 'include'}", *include(folder, made)]
-    subprocess.run([*command, folder / "ops.cu", "-o", folder / "libops.so"], check=True)
+    flags = ["-O2", "-arch=native", "-DKF_RUNTIME_CPU=0", "-Xcompiler", "-fPIC", "-shared", f"-I{kflib.ROOT / 'include'}", *include(folder, made)]
+    subprocess.run(["nvcc", *flags, folder / "ops.cu", "-o", folder / "libops.so"], check=True)
     return folder / "libops.so"
 
 
