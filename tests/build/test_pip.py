@@ -99,7 +99,7 @@ def test_wheel(tmp_path, source):
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert required == ["Requires-Dist: jinja2>=3.1", "Requires-Dist: numpy>=1.24"]
     wanted = {f"kfgen/data/{p.relative_to(ways.ROOT).as_posix()}" for folder, pattern in
-              (("templates", "*.j2"), ("gen/spec", "*.toml"), ("include/kf", "*.*h")) for p in (ways.ROOT / folder).rglob(pattern)}
+              (("templates", "*.j2"), ("gen/spec", "*.toml"), ("include/kf", "*.*h*")) for p in (ways.ROOT / folder).rglob(pattern)}
     assert {n for n in files if n.startswith("kfgen/data/")} == wanted
     assert not [n for n in files if not n.startswith(("kfgen/", "kernel_fusion/", f"kernel_fusion-{ways.VERSION}.dist-info/"))]
     assert {f"kernel_fusion/{n}" for n in ("ops.json", "ops.pyi", "py.typed", "native/packed.h", "native/torch_shim.cpp", "torch/__init__.py")} <= set(files)

@@ -250,10 +250,10 @@ BROKEN = {
         "join(a[0], a[2])", ("kf_cpu_log_softmax_f32", "kf_cpu_softmax_bwd_f16", "kf_cpu_rms_norm_relu_f32",)),
     "row: accumulators go on from the row before": (
         "kf/ops/rms_norm.kernels.h", r"float (\w+_a)\[KFI_STRIP\];(\s+)kfi_clear",
-        r"static float \1[KFI_STRIP];\2if (row == 0) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
+        r"static float \1[KFI_STRIP];\2static int begun; if (!begun++) kfi_clear", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_silu_bwd_f32",)),
     "row: the second pass reads a row's first strip": (
         "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)kfi_x0 \+ i",
-        r"\1x + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
+        r"\1kfi_x0 + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: held values of another strip": (
         "kf/ops/softmax.kernels.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
@@ -289,7 +289,7 @@ BROKEN = {
         "if (!kfi_f.kfi_dweight0_p) { memset", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32",)),
     "row: a tail's sums go on from the row before": (
         "kf/ops/layer_norm.kernels.h", r"memset\(kfi_dbias0_t, 0",
-        "if (row == 0) memset(kfi_dbias0_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
+        "static int begun; if (!begun++) memset(kfi_dbias0_t, 0", ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16",)),
     "row: a tail's sums are the last row's": (
         "kf/ops/rms_norm.kernels.h", r"kfi_dweight0_p\[i \+ j\] \+=",
         "kfi_dweight0_p[i + j] =", ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64",)),
@@ -306,7 +306,7 @@ BROKEN = {
         "kf/core/row.h", r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks", ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "row: the activation's argument without the bias": (
-        "kf/ops/layer_norm.kernels.h", r"(kfi_act\([^;]*kfi_weight0_j) \+ kfi_bias0_j",
+        "kf/ops/layer_norm.kernels.h", r"(kfi_act(?:_bwd)?\([^;]*kfi_weight0_j) \+ kfi_bias0_j",
         r"\1", ("kf_cpu_layer_norm_relu_f32", "kf_cpu_layer_norm_relu_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16",)),
     "row: another query's mask": (
         "kf/ops/scale_bool_mask_softmax.kernels.h", r"kfi_shared = kfi_turn / m->channels",
@@ -367,7 +367,7 @@ BROKEN = {
         "nothing ? 0 : outer - 1;", ("kf_cpu_instance_norm_bwd_f32",)),
     "row: a row's values once an op": (
         "kf/ops/rms_norm.kernels.h", r"\n +(row1 = )",
-        r"\nif (row == 0) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
+        r"\nstatic int begun; if (!begun++) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
     "a place: the last of equal ones": (
         "kf/core/reduce_place.h", r"KFI_CPU_PLACES\(max, f32, float, uint32_t, le\)",
         "KFI_CPU_PLACES(max, f32, float, uint32_t, lt)", ("kf_cpu_argmax_f32", "kf_cpu_argmax_bf16",)),

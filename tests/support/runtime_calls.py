@@ -14,8 +14,8 @@ OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act
        "matmul_tn"]
 MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
                           ["none", "gelu", "leaky_relu"] if cases.LEVEL == 1 else None)
-FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
 FUNCTION_OF = {(f.op, f.bwd): f for f in runtime.functions(MADE)}
+FUNCTIONS = [f for f in MADE["functions"] if not f["state"] and (f["op"], f["bwd"]) in FUNCTION_OF]
 
 
 def of(op, dtype="f32", activation="none", bwd=False):
