@@ -65,7 +65,8 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         if (op->activations[m->activation].id == c->activation) break;
     if (m->activation == op->activation_count)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
-                           "is %d, which this program does not have (kfgen runtime --activations)", (int)c->activation);
+                           "is %d, which this program does not have (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           (int)c->activation);
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
     const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
@@ -73,11 +74,13 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
     m->entry = kfi_rt_find_entry(op, m->activation, t, u, index);
     if (!m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
-                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
-                           named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
+                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
+                           kfi_rt_dtype(t), named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u),
+                           op->activations[m->activation].name);
     if (!kfi_rt_has_device(m->entry, c->ctx->device->type))
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone",
-                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher);
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone (%s)",
+                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher,
+                           c->ctx->device->type == KF_DEVICE_CPU ? "KF_RUNTIME_CPU" : "a .cu file has both");
     if (c->entry && c->entry != m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
                            m->entry->launcher, c->entry->launcher);
