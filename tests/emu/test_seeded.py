@@ -147,7 +147,7 @@ SEEDED = {
     "the first head of the other tensor in this one's place": (
         "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
     "the last head of a block left out of a weight's gradient": (
-        "kf/ops/rope_rms_norm_qk.device.cuh", r"l < lines; \+\+l", "l + 1 < lines; ++l", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
+        "kf/ops/rope_rms_norm_qk.device.cuh", r"l < per_block; \+\+l", "l + 1 < per_block; ++l", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
     "a weight's sums read before all have left theirs": (
         "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
     "half of the threads of a head": (
