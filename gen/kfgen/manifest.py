@@ -133,7 +133,7 @@ def of_kernel(k):
     """What its functions have in common."""
     return {"variables": variables(k), "axes": axes(k), "formula": contract.formulas(k), "flops": k.flops,
             "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
-            "permutable": {s.kind for s in k.streams} == {"elem"} and k.graph.levels is None and not k.dropout,
+            "permutable": k.permutable,
             "backends": list(k.backends), "architecture": k.family.architecture}
 
 

@@ -5,6 +5,7 @@ that include/kf/runtime/call.h reads, and one function for each op and direction
 from dataclasses import dataclass, field
 
 from kfgen import limits, names, packed
+from kfgen.entries import ANY_ID
 from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
 
@@ -12,6 +13,7 @@ WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "gro
         "between": "BETWEEN", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
+DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Function:
         self.shaped_by = self._shaped_by()
         most = max(self.members, key=lambda f: len(f["dtypes"]))  # of fewer dtypes some tensors' are the same
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
+        self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
 
     def _shaped_by(self):
@@ -102,11 +105,9 @@ class Function:
     def operand(self, a):
         """The fields of kfi_rt_operand."""
         order = list(self.what)
-        extents, times = [], 1
-        for extent in a["shape"]:
-            factor, _, size = extent.rpartition(" * ")
-            times = int(factor or 1)
-            extents.append(order.index(size))
+        factors, _, sizes = zip(*(extent.rpartition(" * ") for extent in a["shape"])) if a["shape"] else ((), (), ())
+        assert set(factors) <= {"", "2"}, (self.name, a["name"])
+        extents, twice = [order.index(size) for size in sizes], factors.index("2") if "2" in factors else -1
         fields = next((s["fields"] for s in self.arguments("strides")), [])
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (self.name, a["name"])
@@ -114,26 +115,29 @@ class Function:
         var = f"KFI_RT_{var}" if self.var[a["name"]] in VARIABLES else f"KFI_RT_FIXED + KF_{var}"
         missing, mask = (sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a)))
         numbers = ", ".join(map(str, extents)) or "0"
-        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
+        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {twice}, {len(levels)}, '
                 f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
 
     def shaped(self):
         names = self.several or [self.shaped_by["name"]] * 2
         return f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
 
-    @property
-    def count_of_entries(self):
-        """A program may leave out activations."""
-        entries = f"kfi_rt_entries_{self.stem}"
-        return f"(int)(sizeof {entries} / sizeof *{entries}) - 1" if self.has_act else len(self.members)
+    def there(self, f):
+        """The condition under which a program has a function: its activation and the dtypes of its elements are not left out."""
+        return f"KFI_RT_HAS({self.ids[f['activation']]}) && {self.takes(f)}" if self.has_act else self.takes(f)
+
+    def takes(self, f):
+        return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in {v['dtype'] for v in f['variables'] if v['name'] in 'TU'}):#x})"
 
     def description(self):
         """The fields of kfi_rt_op behind its tables."""
         least = [-what for what in self.what.values() if isinstance(what, int)]
         least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
+        entries = f"kfi_rt_entries_{self.stem}"
         made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
         return ", ".join(str(x) for x in (
-            len(self.tensors), len(self.activations), self.count_of_entries, len(self.what), len(self.integers), len(self.scalars),
+            len(self.tensors), len(self.activations), f"(int)(sizeof {entries} / sizeof *{entries}) - 1",
+            len(self.what), len(self.integers), len(self.scalars),
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), self.shaped(), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd), int(bool(self.betas)),
@@ -143,6 +147,16 @@ class Function:
     def any_of(self, f):
         """The function for any activation that stands for this one on a GPU."""
         return next(g for g in self.any if g["dtypes"] == f["dtypes"])
+
+    @property
+    def lies_apart(self):
+        """Whether a GPU has kernels of tensors that lie in any way (chosen.lies_apart)."""
+        return bool(self.any) and self.any_order
+
+    def apart(self, f):
+        """The call of such a function for any activation."""
+        others = f | {"arguments": [a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")]}
+        return f"kfi_run_{f['name'].removeprefix('kf_')}_apart<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
 
     def act_scalars(self, f):
         """An array of what is behind the op's scalars, as long as an activation may have."""
@@ -154,9 +168,10 @@ class Function:
         dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
         both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
         cpu, cuda = (f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}" for name, space in both)
+        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.lies_apart else "NULL"
         of_tensors, of_name = (", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"]))
-        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, {{{cpu}}}, '
-                f"KFI_RT_ON_GPU({cuda})}}")
+        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, '
+                f"KFI_RT_ON_CPU({cpu}, NULL), KFI_RT_ON_GPU({cuda}, {apart})}}")
 
 
 def spellings(f, known):
@@ -222,7 +237,7 @@ def _header(manifest, name, made, known):
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
-             "any_headers": list(dict.fromkeys(g["header"] for f in made for g in f.any)), "activations": manifest["activations"],
-             "ids": {a["name"]: a["id"] for a in manifest["activations"]}, "words": packed.words,
-             "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
+             "any_headers": list(dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)),
+             "activations": manifest["activations"], "words": packed.words, "space": packed.space, "version": version(),
+             "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -2,6 +2,7 @@
 """Functions on tensors, as `kfgen runtime` writes them, as a library for ctypes; and calls of them with tensors of many dimensions."""
 
 import ctypes
+import subprocess
 
 import emulator
 import kflib
@@ -44,6 +45,13 @@ def compile_emulated(folder, made, *defined):
     link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain")]
     return runtime_api.compile_library(folder, *own, "-DKFI_RT_BLOCK_OF_GPU=1000", *defined, compiler="g++ -std=c++17", warnings=(), link=link,
                                        text='#include "emulated_memory.h"\n' + IMPLEMENTATION, name="emulated.cpp")
+
+
+def compile_on_a_gpu(folder, made):
+    (folder / "ops.cu").write_text(IMPLEMENTATION)
+    flags = ["-O2", "-arch=native", "-DKF_RUNTIME_CPU=0", "-Xcompiler", "-fPIC", "-shared", f"-I{kflib.ROOT / 'include'}", *include(folder, made)]
+    subprocess.run(["nvcc", *flags, folder / "ops.cu", "-o", folder / "libops.so"], check=True)
+    return folder / "libops.so"
 
 
 # How a function is called: by its own name, by what kf_op_lookup finds, by a plan.

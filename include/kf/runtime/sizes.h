@@ -65,7 +65,8 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         if (op->activations[m->activation].id == c->activation) break;
     if (m->activation == op->activation_count)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
-                           "is %d, which this program does not have (kfgen runtime --activations)", (int)c->activation);
+                           "is %d, which this program does not have (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           (int)c->activation);
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
     const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
@@ -73,11 +74,13 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
     m->entry = kfi_rt_find_entry(op, m->activation, t, u, index);
     if (!m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
-                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
-                           named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
+                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
+                           kfi_rt_dtype(t), named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u),
+                           op->activations[m->activation].name);
     if (!kfi_rt_has_device(m->entry, c->ctx->device->type))
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone",
-                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher);
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone (%s)",
+                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher,
+                           c->ctx->device->type == KF_DEVICE_CPU ? "KF_RUNTIME_CPU" : "a .cu file has both");
     if (c->entry && c->entry != m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
                            m->entry->launcher, c->entry->launcher);
@@ -124,7 +127,7 @@ static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi
 {
     int n = 0;
     for (int k = 0; k < o->extents; ++k) {
-        const int what = c->op->size[o->extent[k]], times = k == o->extents - 1 ? o->times : 1;
+        const int what = c->op->size[o->extent[k]], times = k == o->twice ? 2 : 1;
         if (what == KFI_RT_GROUPS) shape[n++] = c->groups;
         for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) shape[n++] = m->shape[d] * times;
     }
@@ -157,7 +160,7 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
     const int64_t *shape[KFI_RT_SIZES] = {NULL};
-    int count[KFI_RT_SIZES];
+    int count[KFI_RT_SIZES], times[KFI_RT_SIZES];
     for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_THIRD ? 1 : -1;
     for (int i = 0; i < 2; ++i) {
         const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
@@ -172,11 +175,19 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
             return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
                                t->ndim - left, unknown < 0 ? "" : " or more");
         if (unknown >= 0) count[unknown] = left;
-        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) shape[o->extent[k]] = t->shape + at;
+        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) {
+            const int s = o->extent[k];
+            shape[s] = t->shape + at;
+            times[s] = k == o->twice ? 2 : 1;
+            if (times[s] == 2 && t->shape[at] % 2)
+                return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected an even dimension %d: two tensors in one",
+                                   kfi_rt_list(t->shape, t->ndim).text, at);
+        }
     }
     m->ndim = 0;
     m->axis = count[0];
-    for (int s = 0; s < op->size_count; m->ndim += count[s++]) memcpy(m->shape + m->ndim, shape[s], (size_t)count[s] * sizeof *shape[s]);
+    for (int s = 0; s < op->size_count; ++s)
+        for (int d = 0; d < count[s]; ++d) m->shape[m->ndim++] = shape[s][d] / times[s];
     return KF_SUCCESS;
 }
 static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
