@@ -13,7 +13,8 @@ from kfgen.gradient import substitute
 from kfgen.signature import Signature
 
 WEIGHTS = ("row", "channel", "group")  # kinds of operands that all rows or all batches share: their gradients are added up
-ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group")  # what is smaller than the result
+# What is smaller than the result.
+ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group", "two_rows")
 
 
 @dataclass

@@ -67,7 +67,7 @@ class Product:
 
     def __init__(self, kernel, act, by=False):
         self.k, (graph, roots) = kernel, inlined(kernel, act, by)
-        doubles, first = kernel.dtype.compute == "f64", len(kernel.outputs)
+        doubles, first = kernel.dtype.compute == "f64", len(kernel.outs)
 
         def elements(places):
             return _Elements(graph, [roots[i] for i in places], doubles)
@@ -76,17 +76,20 @@ class Product:
         self.passes_on = kernel.bwd and bool(kernel.passes_on(act)) and not by
         self.factor = elements([len(roots) - 1])
         self.left = [s.name for s in kernel.operands if s.kind in ("left", "depth")]
-        self.elem = [i for i, s in enumerate(kernel.outputs) if s.kind in ("elem", "row")]
-        self.inner = [i for i, s in enumerate(kernel.outputs) if s.kind in ("left", "depth")]
+        self.elem = [i for i, s in enumerate(kernel.outs) if s.kind in ("elem", "row")]
+        self.inner = [i for i, s in enumerate(kernel.outs) if s.kind in ("left", "depth")]
         self.results = elements(self.elem)
         self.inputs = elements(self.inner)
         self.slopes = elements(range(first, first + len(kernel.products)) if kernel.bwd else ())
 
     def run(self, env, sizes, rounding=EXACT, beta=0.0):
-        """{output: Number}. env: tensors as they lie, absent ones as 0, and scalars, keep and keep_scale."""
+        """{output: Number}, also of each of two that lie in one. env: tensors as they lie, absent ones as 0, and scalars, keep and keep_scale."""
         k = self.k
         batch, rows, cols, depth = sizes
         env = dict(env)
+        for s in k.inputs + k.outputs:
+            if (halves := k.halves_of(s)) and s.name in env:
+                env |= zip(halves, np.split(env[s.name], [cols], k.joined_at(s)))
         for s in k.operands:
             if s.kind in ("left", "right") and k.form["left" != s.kind] == "t":
                 env[s.name] = turned(env[s.name])  # [rows, depth], [depth, cols]
@@ -96,13 +99,17 @@ class Product:
             [factor] = self.factor.numbers(env, (batch, rows, depth), rounding, {})
             factor = factor if k.plain else self._stored(factor, rounding.factor)
             found = self._backward(env, sizes, rounding, factor) if k.bwd else self._forward(env, sizes, rounding, factor)
-            for s in k.outputs:
+            for s in k.outs:
                 found[s.name] = self._as_it_lies(s, found[s.name])
                 if beta and k.accumulated(s):
                     old = beta * env[s.name]
                     n = found[s.name]
                     error = n.error + 2 * rounding.eps * np.nan_to_num(np.abs(old) + np.abs(n.value), posinf=0.0)
                     found[s.name] = Number(n.value + old, error, n.beyond)
+            for s in k.outputs:
+                if halves := k.halves_of(s):
+                    both = [(n.value, n.error, n.beyond) for n in map(found.get, halves)]
+                    found[s.name] = Number(*(np.concatenate(of, k.joined_at(s)) for of in zip(*both)))
         return found
 
     def _as_it_lies(self, s, n):
@@ -114,22 +121,22 @@ class Product:
     def _forward(self, env, sizes, rounding, factor):
         acc = {p.name: self._times(factor, self._exact(env[p.weight.name], rounding), rounding) for p in self.k.products}
         numbers = self._of(self.results, env, acc, (sizes[0], sizes[1], sizes[2]), rounding)
-        return dict(zip((self.k.outputs[i].name for i in self.elem), numbers))
+        return dict(zip((self.k.outs[i].name for i in self.elem), numbers))
 
     def _backward(self, env, sizes, rounding, factor):
         k, (batch, rows, cols, depth) = self.k, sizes
         slopes = self._of(self.slopes, env, {}, (batch, rows, cols), rounding)
         slopes = slopes if self.passes_on else [self._stored(n, rounding.store) for n in slopes]
-        found = dict(zip((k.outputs[i].name for i in self.elem), self._of(self.results, env, {}, (batch, rows, cols), rounding)))
+        found = dict(zip((k.outs[i].name for i in self.elem), self._of(self.results, env, {}, (batch, rows, cols), rounding)))
         dots = [self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding) for n, p in zip(slopes, k.products)]
         dot = dots[0] if len(dots) == 1 else Number(*(a + b for a, b in zip(*((d.value, d.error + rounding.eps * np.abs(np.nan_to_num(d.value)),
                                                                               d.beyond) for d in dots))))
         inner = self._of(self.inputs, env, {DOT: dot}, (batch, rows, depth), rounding)
-        found |= dict(zip((k.outputs[i].name for i in self.inner), inner))
+        found |= dict(zip((k.outs[i].name for i in self.inner), inner))
         for n, p in zip(slopes, k.products):
-            if any(s.of == p.weight.name for s in k.outputs):
+            if any(s.of == p.weight.name for s in k.outs):
                 found[f"d{p.weight.name}"] = self._times(Number(*(turned(v) for v in (factor.value, factor.error, factor.beyond))), n, rounding)
-        for s in k.outputs:
+        for s in k.outs:
             if s.kind in ("row", "depth"):
                 found[s.name] = self._summed(found[s.name], rounding)
         return found

@@ -114,11 +114,9 @@ class Function:
     def operand(self, a):
         """The fields of kfi_rt_operand."""
         order = list(self.what)
-        extents, times = [], 1
-        for extent in a["shape"]:
-            factor, _, size = extent.rpartition(" * ")
-            times = int(factor or 1)
-            extents.append(order.index(size))
+        factors, _, sizes = zip(*(extent.rpartition(" * ") for extent in a["shape"])) if a["shape"] else ((), (), ())
+        assert set(factors) <= {"", "2"}, (self.name, a["name"])
+        extents, twice = [order.index(size) for size in sizes], factors.index("2") if "2" in factors else -1
         fields = next((s["fields"] for s in self.arguments("strides")), [])
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (self.name, a["name"])
@@ -126,7 +124,7 @@ class Function:
         var = f"KFI_RT_{var}" if self.var[a["name"]] in VARIABLES else f"KFI_RT_FIXED + KF_{var}"
         missing, mask = (sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a)))
         numbers = ", ".join(map(str, extents)) or "0"
-        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {times}, {len(levels)}, '
+        return (f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {twice}, {len(levels)}, '
                 f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
 
     def shaped(self):

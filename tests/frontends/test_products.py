@@ -39,6 +39,23 @@ def test_batches(kf):
     same(kf.ops.matmul_tn, lambda a, b: a.mT @ b, draw(5, 4), draw(5, 6))
 
 
+def test_two_weights_in_one(kf):
+    """Gate and up of one weight, of one product of twice as many columns; over arrays too."""
+    def layer(x, w, b=None):
+        gate, up = torch.einsum("b...i,boi->b...o" if w.dim() > 2 else "...i,oi->...o", x, w).chunk(2, -1)
+        more = (0, 0) if b is None else b.view(*b.shape[:-1], *[1] * (x.dim() - w.dim() + 1), -1).chunk(2, -1)
+        return F.gelu(gate + more[0]) * (up + more[1])
+
+    for x, w, b in ((draw(5, 4), draw(12, 4), draw(12)), (draw(2, 3, 4), draw(6, 4), draw(6)), (draw(3, 2, 5, 4), draw(3, 8, 4), draw(3, 8))):
+        same(kf.ops.linear_gelu_glu, layer, x, w, b)
+        same(kf.ops.linear_gelu_glu, layer, x, w)
+        assert np.array_equal(kf.ops.linear_gelu_glu(*(t.detach().numpy() for t in (x, w, b))), kf.ops.linear_gelu_glu(x, w, b).detach().numpy())
+    x, total = draw(5, 4), torch.ones(6, 4, dtype=torch.float64)
+    w = draw(6, 4)
+    kf.ops.linear_gelu_glu(x, w, grads={"weight": total}).sum().backward()
+    assert torch.allclose(total - 1, torch.autograd.grad(layer(x, w).sum(), [w])[0], 1e-10, 1e-12)
+
+
 def test_no_depth(kf):
     """A product of nothing is zero; bias and activation are applied."""
     bias = draw(6)
@@ -187,6 +204,9 @@ def test_arrays_that_are_added_to(kf):
 
 
 REFUSED = [
+    (lambda kf, x, w: kf.ops.linear_gelu_glu(x, w[:5]), ValueError,
+     "kf.linear_gelu_glu: weight has the shape (5, 4), expected a dimension 0 that is a multiple of 2"),
+    (lambda kf, x, w: kf.ops.linear_gelu_glu(x, w, w[0]), ValueError, "kf.linear_gelu_glu: bias has the shape (4,), expected (6,)"),
     (lambda kf, x, w: kf.ops.linear(x, w, grads={"x": x}), ValueError, "kf.linear: grads has 'x', expected some of weight"),
     (lambda kf, x, w: kf.ops.linear(x, w, grads={"bias": w[:, 0]}), ValueError, "kf.linear: grads has 'bias', expected some of weight"),
     (lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": 1}), TypeError, "kf.linear: grads['weight'] is int, expected a tensor"),

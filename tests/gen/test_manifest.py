@@ -122,8 +122,10 @@ def test_which_inputs_have_a_gradient():
             assert a["gradient"] == given.get(name, ""), (f["name"], name)
             elem = next((t["shape"] for t in tensors(f).values() if t["kind"] in ("elem", "half")), [])
             summed = a["use"] == "gradient" and a["role"] != "in" and a["kind"] not in ("elem", "half")
-            assert a["summed_over"] == ([e for e in elem if e not in a["shape"]] if summed else []), (f["name"], name)
+            along = {extent.rpartition(" * ")[2] for extent in a["shape"]}
+            assert a["summed_over"] == ([e for e in elem if e not in along] if summed else []), (f["name"], name)
     assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == ["outer", "length", "inner"]
+    assert tensors(FUNCTIONS["kf_linear_silu_glu_bwd_f32"])["dweight"]["summed_over"] == ["rows"]
     assert tensors(FUNCTIONS["kf_layer_norm_f32"])["weight"]["gradient"] == "dweight"
     assert tensors(FUNCTIONS["kf_scale_mask_softmax_f32"])["mask"]["gradient"] == ""
 
@@ -229,8 +231,8 @@ def test_cost():
         found = sum(math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved)
         extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
         if f["axes"]["shaped_by"]:  # of matrices: one of elements, and as many products as weights, which are two each in a backward
-            weights = [a for a in tensors(f).values() if a["kind"] == "right" and a["role"] == "in"]
-            extents, products = 3, 2 * len(weights) * (2 if f["bwd"] else 1) * 3**4
+            weights = sum(1 + (a["kind"] == "two_rights") for a in tensors(f).values() if a["kind"] in ("right", "two_rights") and a["role"] == "in")
+            extents, products = 3, 2 * weights * (2 if f["bwd"] else 1) * 3**4
         assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents + products
 
 
@@ -256,7 +258,7 @@ def test_strides():
             assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
             assert bool(a["strides"]) == (bool(given) and (a["kind"] == "elem" or f["family"] == "gemm")), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
-            first = f"{name}_batch" if a["kind"] in ("row", "depth") else name
+            first = f"{name}_batch" if a["kind"] in ("row", "two_rows", "depth") else name
             assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == first)
     assert structs["softmax"] == ("kf_softmax_strides_t", ["x", "out", "dout", "dx"])
     assert structs["sum"][1] == ["x", "x_outer", "dx", "dx_outer"]

@@ -60,7 +60,7 @@ def more_dimensions(f, sizes):
     """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one; of several tensors where it takes them."""
     if f["axes"]["shaped_by"]:
         more = {"batch": (2,), "rows": (3,) if "between" in f["axes"]["sizes"].values() else ()}
-        return {a["name"]: tuple(n for size in a["shape"] for n in (*more.get(size, ()), sizes[size]))
+        return {a["name"]: tuple(n for size in a["shape"] for n in (*more.get(size, ()), eval(size, {}, sizes)))
                 for a in from_manifest.tensors(f, "in") if a["name"] in f["axes"]["shaped_by"]}, None
     elem = next(a for a in from_manifest.tensors(f) if a["kind"] in ("elem", "half"))
     shape, parts = from_manifest.extents(elem, sizes), set(f["axes"]["sizes"].values())

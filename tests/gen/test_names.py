@@ -94,7 +94,8 @@ FAMILY = {
     **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
     "any_nonfinite": (0, True, 4, False),
     **dict.fromkeys(("embedding", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk"), (0, True, LABELS, True)),
-    **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_nn_{act}", "{act}_mul_linear"),
+    **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_{act}_glu",
+                     "linear_nn_{act}", "{act}_mul_linear"),
                     (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
     **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True))}
 

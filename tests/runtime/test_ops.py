@@ -222,6 +222,26 @@ def test_products_that_are_added(ops, ctx):
             ops.destroy(*(("tensor", h) for h in handles.values()))
 
 
+def test_two_weights_in_one(ops, ctx):
+    """Twice as many columns, which must be an even number."""
+    rng = np.random.default_rng(7)
+    for x_shape, weight_shape in (((5, 4), (6, 4)), ((2, 3, 5, 4), (6, 4)), ((2, 5, 4), (2, 6, 4))):
+        x, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in (x_shape, weight_shape, weight_shape[:-1]))
+        out, pre = (np.zeros((*x_shape[:-1], cols), np.float32) for cols in (3, 6))
+        handles = over(ops, ctx, x=x, weight=weight, bias=bias, out=out, pre=pre)
+        assert ops.call(ctx, of("linear_{act}_glu"), handles, 0, {}) == 0, ops.detail
+        more = bias if len(weight_shape) == 2 else bias[:, None]
+        wanted = x @ np.swapaxes(weight, -1, -2) + more
+        assert np.allclose(pre, wanted, atol=1e-5) and np.allclose(out, wanted[..., :3] * wanted[..., 3:], atol=1e-5)
+        ops.destroy(*(("tensor", h) for h in handles.values()))
+    made = {s: ops.create(ctx, s) for s in ((2, 3), (5, 3), (6, 3), (2, 2), (2, 5))}
+    for weight, pre, words in (((5, 3), None, "weight is [5, 3], expected an even dimension 0: two tensors in one"),
+                               ((6, 3), (2, 5), "out is [2, 2], expected [2, 3]")):
+        handles = {"x": made[2, 3], "weight": made[weight], "bias": None, "out": made[2, 2], "pre": pre and made[pre]}
+        assert ops.fails(ops.call(ctx, of("linear_{act}_glu"), handles, 0, {}), "ERROR_SHAPE", "kf_fused_linear_activation_glu: " + words)
+    ops.destroy(*(("tensor", t) for t in made.values()))
+
+
 def test_wrong_products(ops, ctx):
     name = "kf_fused_linear_activation: "
     made = {s: ops.create(ctx, s) for s in ((2, 3), (5, 3), (5, 4), (2, 5), (2, 6), (3,), (2, 5, 3), (5,))}

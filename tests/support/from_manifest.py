@@ -20,12 +20,12 @@ def joined(f, shapes):
     """(the dimensions of all sizes, one after the other; which one is the axis), of {name: shape} of the tensors that say them between them."""
     count, known = {s: 1 for s, what in f["axes"]["sizes"].items() if isinstance(what, int)}, {}
     for name in f["axes"]["shaped_by"]:
-        extents = next(a["shape"] for a in tensors(f) if a["name"] == name)
+        factors, _, extents = zip(*(extent.rpartition(" * ") for extent in next(a["shape"] for a in tensors(f) if a["name"] == name)))
         left = len(shapes[name]) - sum(count.get(size, 0) for size in extents)
         count |= {size: left for size in extents if size not in count}
         at = 0
-        for size in extents:
-            known[size] = shapes[name][at:at + count[size]]
+        for factor, size in zip(factors, extents):
+            known[size] = tuple(n // int(factor or 1) for n in shapes[name][at:at + count[size]])
             at += count[size]
     return tuple(n for size in f["sizes"] for n in known[size]), count[f["sizes"][0]]
 

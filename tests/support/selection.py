@@ -94,7 +94,7 @@ def of_schedules(dtypes=None):
 
 def kind(f):
     """Of an argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
-    halves = any(a.get("kind") == "half" for a in f["arguments"])
+    halves = any(a.get("kind") in ("half", "two_rights") for a in f["arguments"])
     return f["family"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"], halves
 
 

@@ -20,7 +20,7 @@ def levels(f, sizes, a):
     """Of a tensor: (extents of the levels, innermost first; elements that lie side by side)."""
     at = dict(zip(f["sizes"], map(int, sizes)))
     if f["form"] not in LEVELS:  # of a family whose tensors have shapes of their own, in the order of their levels
-        *outer, side = [at[extent] for extent in a["shape"]]
+        *outer, side = [eval(extent, {}, at) for extent in a["shape"]]
         return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
     if f["form"] == "axis" and at["inner"] == 1:

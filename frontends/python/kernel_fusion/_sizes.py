@@ -10,7 +10,8 @@ def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int
     """(the dimensions of all sizes, one after the other; the first behind the batch's), of the tensors that say them. Each of them has as many
     dimensions as its sizes need, but for one size of any number of them, which is what is left."""
     count = {size: 1 for size, what in op.parts.items() if isinstance(what, int)}
-    of = {t.name: t.shape for t in call.inputs}
+    parts = {t.name: [extent.rpartition(" * ") for extent in t.shape] for t in call.inputs if t.name in call.shaped_by}
+    of = {name: [size for *_, size in extents] for name, extents in parts.items()}
     for name in call.shaped_by:
         shape, unknown = shapes[name], [size for size in of[name] if size not in count]
         left = len(shape) - sum(count[size] for size in of[name] if size in count)
@@ -22,7 +23,10 @@ def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int
     known: dict[str, tuple[int, ...]] = {}
     for name in reversed(call.shaped_by):
         at = 0
-        for size in of[name]:
-            known.setdefault(size, tuple(shapes[name][at:at + count[size]]))
+        for factor, _, size in parts[name]:
+            found, times = shapes[name][at:at + count[size]], int(factor or 1)
+            if any(n % times for n in found):
+                raise ShapeError(name, shapes[name], f"a dimension {at} that is a multiple of {times}")
+            known.setdefault(size, tuple(n // times for n in found))
             at += count[size]
     return tuple(n for size in call.sizes for n in known[size]), count[call.sizes[0]]

@@ -2,27 +2,35 @@
 """The family `gemm`: products of matrices. What happens to an element of the left factor on its way in (an entry's `load`) and to one of the result
 on its way out (its `expr`) are expressions; their gradients are derived, those of the product itself are products again."""
 
-import ast
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kfgen import limits
 from kfgen.derive import activated, in_order
 from kfgen.expr import ExprError, Graph, parse
+from kfgen.families import gemm_fields
 from kfgen.families.family import Family, wrong
 from kfgen.families.gemm_c import GemmC
 from kfgen.families.gemm_cuda import GemmCuda
+from kfgen.families.gemm_fields import ACC, JOINED
 from kfgen.families.gemm_text import formulas, statements
 from kfgen.gradient import gradient, substitute
 from kfgen.kernel import Kernel, Tensor
 from kfgen.names import gradient_of
 from kfgen.words import KEEP
 
-ACC = "acc"  # the product, where an entry names none
 DOT = "kfi_dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
 VALUES = 12  # of an element that a seam reads and makes: include/kf/core/gemm_seam.h
 SUMS = ("right", "row", "depth")  # kinds whose gradients are added up, to `beta` times what is there
 VECTORS = ("row", "depth")
+READS = ("always", "act", "result", "never")  # Tensor.reads, what asks for most first
+# By how the factors lie: each as it is (n), or with its columns as rows (t). Of two tensors in one, the second one's columns are behind the first's.
+FORMS = {left + right: {"elem": "batch, rows, cols", "left": lefts, "right": rights, "row": "batch, cols", "depth": "batch, depth"}
+         for left, lefts in (("n", "batch, rows, depth"), ("t", "batch, depth, rows"))
+         for right, rights in (("n", "batch, depth, cols"), ("t", "batch, cols, depth"))}
+for kind, both in JOINED.items():
+    for form in FORMS.values():
+        form[both] = form[kind].replace("cols", "2 * cols")
 
 
 @dataclass
@@ -87,13 +95,47 @@ class GemmKernel(Kernel):
             self.inputs = self.operands + again + kept + [result(gradient_of(n), "in", "gradient", of=n) for n in outs]
         self._copy(graph, [*(e for s in self.outputs for e in s.exprs), *roots, factor], replaced)
         self._reads()
+        self.ins, self.outs = self.inputs, self.outputs
+        self.limit("operands", "tensors", [s.name for s in self.ins + self.outs], limits.TENSORS)
+        self.inputs, self.outputs = (self._joined(tensors) for tensors in (self.ins, self.outs))
         self.streams = self.inputs + self.outputs
         self.scalars, self.keeps = list(op.scalars), KEEP in self.graph.variables(self.roots)
         for seam in self.seams:
             self.limit("expr", "values of an element", [getattr(v, "name", v) for v in seam.reads + seam.makes], VALUES)
         gradients = any(o.grad for o in op.operands)
         forward = [*(o.name for o in op.operands), *outs, *op.saved]
-        self.strided = forward + [gradient_of(n) for n in outs if gradients] + [gradient_of(o.name) for o in op.operands if o.grad]
+        strided = forward + [gradient_of(n) for n in outs if gradients] + [gradient_of(o.name) for o in op.operands if o.grad]
+        self.strided = list(dict.fromkeys(map(self.tensor_of, strided)))
+
+    def tensor_of(self, name):
+        """The argument that a tensor is, or lies in."""
+        for joined, members in self.op.own["joined"].items():
+            for of in (lambda n: n, gradient_of):
+                if name in map(of, members):
+                    return of(joined)
+        return name
+
+    def halves_of(self, stream):
+        """The names of the two tensors that lie in an argument; none of one that is a tensor itself."""
+        return [s.name for s in self.ins + self.outs if s.name != stream.name and self.tensor_of(s.name) == stream.name]
+
+    def joined_at(self, stream):
+        """The axis along which two tensors lie in an argument."""
+        return self.shape(stream).index("2 * cols")
+
+    def _joined(self, tensors):
+        """Arguments: of tensors that lie in one that one, in the first one's place."""
+        found = {}
+        for s in tensors:
+            name = self.tensor_of(s.name)
+            if name == s.name:
+                found[name] = s
+            elif name not in found:
+                found[name] = replace(s, name=name, kind=JOINED[s.kind], parts=(name,), of=s.of and self.tensor_of(s.of))
+            else:
+                first = found[name]
+                found[name] = replace(first, exprs=first.exprs + s.exprs, reads=min(first.reads, s.reads, key=READS.index))
+        return list(found.values())
 
     def _gradients(self, graph, env, outs, factor):
         """Sets the outputs of a backward; gives the gradients of its products."""
@@ -163,8 +205,8 @@ class GemmKernel(Kernel):
     @functools.cached_property
     def seams(self):
         """Those of the direction, in the order in which they run."""
-        names = {s.name: s for s in self.inputs}
-        place = {s.name: i for i, s in enumerate(self.outputs)}
+        names = {s.name: s for s in self.ins}
+        place = {s.name: i for i, s in enumerate(self.outs)}
 
         def seam(word, makes, roots):
             read = self.graph.variables([self.roots[r] for r in roots])
@@ -175,11 +217,11 @@ class GemmKernel(Kernel):
 
         load = [] if self.plain else [seam("load", [self.factor], [len(self.roots) - 1])]
         if not self.bwd:
-            return [*load, seam("store", self.outputs, [place[s.name] for s in self.outputs])]
-        first = len(self.outputs)
-        apart = [s for s in self.outputs if s.kind in ("elem", "row")]
+            return [*load, seam("store", self.outs, [place[s.name] for s in self.outs])]
+        first = len(self.outs)
+        apart = [s for s in self.outs if s.kind in ("elem", "row")]
         slopes = seam("slopes", [*self.products, *apart], [*range(first, first + len(self.products)), *(place[s.name] for s in apart)])
-        inputs = [s for s in self.outputs if s.kind in ("left", "depth")]
+        inputs = [s for s in self.outs if s.kind in ("left", "depth")]
         return [*load, slopes, *([seam("inputs", inputs, [place[s.name] for s in inputs])] if inputs else [])]
 
     @property
@@ -187,14 +229,14 @@ class GemmKernel(Kernel):
         return self.op.layout or "nt"
 
     def levels_of(self, name):
-        kinds = {s.name: s.kind for s in self.operands}
+        kinds = {self.tensor_of(s.name): s.kind for s in self.operands}
         kind = kinds.get(name) or kinds.get(name[1:], "elem")
         return ("_batch",) if kind in VECTORS else ("", "_batch")
 
     @property
     def shaped_by(self):
         """A weight, whose dimensions before its two are the batch's; then the left factor, of which they leave the rows'."""
-        return [self.products[0].weight.name, next(s.name for s in self.operands if s.kind == "left")]
+        return [self.tensor_of(self.products[0].weight.name), next(s.name for s in self.operands if s.kind == "left")]
 
     @property
     def accumulates(self):
@@ -234,10 +276,7 @@ class Gemm(Family):
     heavy = True
     second = "gradients of weights"
     autocast = "low"
-    # By how the factors lie: each as it is (n), or with its columns as rows (t).
-    forms = {left + right: {"elem": "batch, rows, cols", "left": lefts, "right": rights, "row": "batch, cols", "depth": "batch, depth"}
-             for left, lefts in (("n", "batch, rows, depth"), ("t", "batch, depth, rows"))
-             for right, rights in (("n", "batch, depth, cols"), ("t", "batch, cols, depth"))}
+    forms = FORMS
     layouts = ("nn", "tn", "tt")
     sizes = dict.fromkeys(forms, "batch, rows, cols, depth")
     # A left factor as it is may have rows of several dimensions, as torch.nn.Linear's input has.
@@ -247,7 +286,7 @@ class Gemm(Family):
     kinds = ("left", "right", "row", "depth", "elem")
     whole = ()
     indices = ("left", "right")  # read by products; which of them all are, check() says
-    codes = {"left": 2, "right": 2, "depth": 2}
+    codes = {"left": 2, "right": 2, "depth": 2} | dict.fromkeys(JOINED.values(), 2)
     fields = ("saved", "layout")
     oracle = "products"
     names = (ACC, "beta")
@@ -257,17 +296,7 @@ class Gemm(Family):
         return "kf/core/gemm_op"
 
     def own_fields(self, f, op):
-        found = {"products": f.get("products", dict, {}, what='{ acc = "x * weight" }'), "load": f.get("load", dict, {}, what='{ value = "act(x)" }'),
-                 "accumulates": f.get("accumulates", bool, False, what="true or false")}
-        taken = {*op.scalars, *op.outputs, *op.saved, *(n for o in op.operands for n in o.values)}
-        for field in ("products", "load"):
-            for name, text in found[field].items():
-                if not isinstance(text, str):
-                    raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
-                if name in taken or (name in self.names and name != ACC):
-                    raise f.error(field, f"the name `{name}` cannot be used", "choose one that is no operand's, scalar's, result's nor product's")
-                taken.add(name)
-        return found
+        return gemm_fields.read(f, op, self.names)
 
     def absent(self, kind):
         return kind in VECTORS
@@ -276,12 +305,13 @@ class Gemm(Family):
         return op.own["load"]
 
     def named(self, op):
-        return [*op.own["load"], *self.products(op)[1]]
+        return [*op.own["load"], *self.products(op)[1], *op.own["joined"]]
 
     def inside(self, op, rename):
         factor, products = self.products(op)
         given = {name: f"{factor} * {weight}" for name, weight in products.items()}
-        return op.own | {"products": rename.texts(given), "load": rename.texts(op.own["load"])}
+        joined = {name: list(map(rename.name, members)) for name, members in rename.names(op.own["joined"]).items()}
+        return op.own | {"products": rename.texts(given), "load": rename.texts(op.own["load"]), "joined": joined}
 
     def backward_dtypes(self, op, own, dtypes):
         """A 2-byte function has one with the weights' gradients in float32, too, if there are any."""
@@ -296,24 +326,7 @@ class Gemm(Family):
             raise f.error("operands", "stand for another number than 0 where they are NULL", "write absent = 0, or leave it out")
 
     def products(self, op):
-        """(the name of the left factor, {product: the weight that it is a product with})."""
-        lefts = [*op.own["load"], *(o.name for o in op.operands if o.kind == "left")]
-        rights = [o.name for o in op.operands if o.kind == "right"]
-        texts = op.own["products"] or {ACC: f"{lefts[0]} * {rights[0]}"}
-        found, factors = {}, []
-        for name, text in texts.items():
-            try:
-                tree = ast.parse(text.strip(), mode="eval").body
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                tree = None
-            factor = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult) and [getattr(side, "id", "") for side in (tree.left, tree.right)]
-            if not factor or factor[0] not in lefts or factor[1] not in rights:
-                raise wrong(op, "products", f"{name} is {text!r}", 'write a product of a left factor and a "right": { acc = "x * weight" }')
-            factors.append(factor[0])
-            found[name] = factor[1]
-        if len(set(factors)) > 1 or len(found) > 2 or sorted(found.values()) != sorted(rights):
-            raise wrong(op, "products", f"are {texts}", 'one or two, of one left factor, and a "right" each, of which all are used')
-        return factors[0], found
+        return gemm_fields.products(op)
 
     def graph(self, op):
         graph = Graph()

@@ -103,7 +103,7 @@ class GemmC(C):
         """As core/gemm_seam.h reads it: a tensor by its number, `a` the first; a product, or its gradient, 0 or 1."""
         named = {p.name: str(i) for i, p in enumerate(self.k.products)}
         name = getattr(v, "name", v)
-        at = {s.name: i for i, s in enumerate(self.k.inputs + self.k.outputs)}
+        at = {s.name: i for i, s in enumerate(self.k.ins + self.k.outs)}
         return chr(ord("a") + at[name]) if name in at else named.get(name, "0")
 
     def codes(self, seam):
@@ -111,12 +111,13 @@ class GemmC(C):
 
     @property
     def shapes(self):
-        """The extents of each tensor behind the batch: r rows, c columns, d depth."""
-        return " ".join("".join(extent[0] for extent in self.k.shape(s)[1:]) for s in self.k.inputs + self.k.outputs)
+        """The extents of each argument behind the batch: r rows, c columns, w twice as many, d depth."""
+        letters = {"rows": "r", "cols": "c", "2 * cols": "w", "depth": "d"}
+        return " ".join("".join(letters[extent] for extent in self.k.shape(s)[1:]) for s in self.k.inputs + self.k.outputs)
 
     def number(self, name):
         """Of a tensor; -1: there is none."""
-        return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
+        return next((i for i, s in enumerate(self.k.ins + self.k.outs) if s.name == name), -1)
 
     @property
     def factor(self):
@@ -152,13 +153,17 @@ class GemmC(C):
         return ", ".join(found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments])
 
     @property
+    def vectors(self):
+        """How many the seams of slopes and of inputs make."""
+        return [sum(s.kind == kind for s in self.k.outs) for kind in ("row", "depth")]
+
+    @property
     def workspace_bytes(self):
         k = self.k
         type_ = f"kfi_gemm_{k.dtype.word}()"
         if not k.bwd:
             return f"kfi_gemm_forward_bytes({type_}, batch, rows, cols, depth, {len(k.products)})"
-        sums = [sum(s.kind == kind for s in k.outputs) for kind in ("row", "depth")]
-        return f"kfi_gemm_backward_bytes({type_}, batch, rows, cols, depth, {len(k.products)}, {sums[0]}, {sums[1]})"
+        return f"kfi_gemm_backward_bytes({type_}, batch, rows, cols, depth, {len(k.products)}, {self.vectors[0]}, {self.vectors[1]})"
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

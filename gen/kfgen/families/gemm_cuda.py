@@ -72,7 +72,7 @@ class GemmCuda(Cuda):
         return LAYOUTS[self.k.form]
 
     def number(self, stream):
-        return (self.k.inputs + self.k.outputs).index(stream)
+        return (self.k.ins + self.k.outs).index(stream)
 
     @functools.cached_property
     def code(self):
@@ -84,11 +84,11 @@ class GemmCuda(Cuda):
     @property
     def read(self):
         """The tensors that are read at a result's place."""
-        return [s for s in self.store.reads if s in self.k.inputs]
+        return [s for s in self.store.reads if s in self.k.ins]
 
     @property
     def results(self):
-        return list(zip(self.k.outputs, self.code[1]))
+        return list(zip(self.k.outs, self.code[1]))
 
     @property
     def store_scalars(self):
@@ -199,7 +199,7 @@ class GemmCuda(Cuda):
                 found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
                 found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
-        return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outputs)) else NONE]
+        return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outs)) else NONE]
 
     @property
     def layouts(self):
@@ -216,7 +216,7 @@ class GemmCuda(Cuda):
         return self.launched("kfi_t", "kfi_s", *self.k.used_scalars)
 
     def strip_reads(self, seam):
-        return [s for s in seam.reads if s in self.k.inputs]
+        return [s for s in seam.reads if s in self.k.ins]
 
     def strip_guard(self, stream):
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
@@ -239,7 +239,7 @@ class GemmCuda(Cuda):
         return [m for m in seam.makes if self.is_vector(m)]
 
     def is_tensor(self, made):
-        return made in self.k.outputs
+        return made in self.k.outs
 
     def letters(self, streams):
         return "".join(chr(ord("a") + self.number(s)) for s in streams)
@@ -250,7 +250,7 @@ class GemmCuda(Cuda):
     @property
     def made(self):
         """The tensors that the strips of slopes and of inputs make."""
-        inputs = [s for s in self.k.outputs if s.kind in ("left", "depth")]
+        inputs = [s for s in self.k.outs if s.kind in ("left", "depth")]
         return [self.letters([m for m in self.strips[0].makes if self.is_tensor(m)]), self.letters(inputs)]
 
     @property
@@ -262,7 +262,7 @@ class GemmCuda(Cuda):
         return "false" if not k.passed or (calls and not none) else f"kfi_act == {none.id}" if calls else "true"
 
     def place(self, name):
-        return next((i for i, s in enumerate(self.k.inputs + self.k.outputs) if s.name == name), -1)
+        return next((i for i, s in enumerate(self.k.ins + self.k.outs) if s.name == name), -1)
 
     @property
     def passed_on(self):
@@ -280,7 +280,7 @@ class GemmCuda(Cuda):
     @property
     def workspace_bytes(self):
         if self.k.bwd:
-            sums = ", ".join(str(sum(s.kind == kind for s in self.k.outputs)) for kind in ("row", "depth"))
+            sums = ", ".join(str(sum(s.kind == kind for s in self.k.outs)) for kind in ("row", "depth"))
             return (f"kfi_gemm_backward_workspace(batch, rows, cols, depth, {self.k.dtype.size}, {len(self.k.products)}, {self.sides}, {sums})")
         loads = str(bool(self.loads)).lower()
         return f"kfi_gemm_forward_workspace(batch, rows, cols, depth, {len(self.k.products)}, {self.k.dtype.size}, {self.layout}, {loads})"

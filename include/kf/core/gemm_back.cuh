@@ -329,15 +329,16 @@ KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *s
                                         void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_operands operands;
+    kfi_gemm_lie given[KFI_MAX_TENSORS];
     kfi_back_call c = {};
     c.op = &op, c.sizes = sizes, c.beta = beta, c.t = t, c.s = s, c.args = args, c.stream = stream;
-    kf_result_t result = kfi_check_gemm(&op.name, &op.arguments, &op.strides, op.shapes, sizes, c.lie, &operands);
+    kf_result_t result = kfi_check_gemm(&op.name, &op.arguments, &op.strides, op.shapes, sizes, given, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
+    kfi_gemm_fill_tensors(t, op.shapes, sizes[KFI_AXIS_COLS], operands, given, c.lie);
     const int vectors[] = {kfi_back_vectors(c.lie, op.made[0]), kfi_back_vectors(c.lie, op.made[1])};
     c.room = kfi_back_rooms(sizes, op.size, op.products, op.turned, op.across, op.loads, vectors);
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes, c.room.all);
     if (result != KF_SUCCESS) return result;
-    kfi_gemm_fill_tensors(t, op.shapes, operands, c.lie);
     *s = {};
     c.slopes = (char *)workspace;
     c.factor = c.slopes + c.room.slopes;

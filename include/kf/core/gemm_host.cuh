@@ -65,14 +65,16 @@ KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int s
 {
     return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 == 0;
 }
-// How many tensors there are.
-KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, const kfi_operands &operands, const kfi_gemm_lie *lie)
+// As many tensors as there are: how many.
+KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, kf_i64 cols, const kfi_operands &given,
+                                          const kfi_gemm_lie *from, kfi_gemm_lie *lie)
 {
-    int count = 0;
-    for (const char *word = shapes; *word; word += strcspn(word, " "), word += *word == ' ', ++count) {
-        t->p[count] = const_cast<void *>(operands.of[count].ptr);
-        t->ld[count] = lie[count].vector ? 0 : lie[count].step[kfi_gemm_axis(*word)];
-        t->matrix[count] = lie[count].step[KFI_AXIS_BATCH];
+    kfi_operands operands;
+    const int count = kfi_gemm_divide(shapes, cols, from, &given, lie, &operands);
+    for (int i = 0; i < count; ++i) {
+        t->p[i] = const_cast<void *>(operands.of[i].ptr);
+        t->ld[i] = lie[i].vector ? 0 : lie[i].step[lie[i].outer];
+        t->matrix[i] = lie[i].step[KFI_AXIS_BATCH];
     }
     return count;
 }

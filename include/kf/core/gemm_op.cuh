@@ -151,14 +151,14 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
                                        size_t workspace_bytes)
 {
     kfi_operands operands;
-    kfi_gemm_lie lie[KFI_MAX_TENSORS];
+    kfi_gemm_lie given[KFI_MAX_TENSORS], lie[KFI_MAX_TENSORS]; // of arguments, of tensors
     kfi_gemm_tensors *t = c.t;
-    kf_result_t result = kfi_check_gemm(&op.name, &op.arguments, &op.strides, op.shapes, sizes, lie, &operands);
+    kf_result_t result = kfi_check_gemm(&op.name, &op.arguments, &op.strides, op.shapes, sizes, given, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const kfi_forward_room room = kfi_forward_rooms(sizes, op.products, op.size, op.layout, op.loads);
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes, room.all);
     if (result != KF_SUCCESS) return result;
-    const int count = kfi_gemm_fill_tensors(t, op.shapes, operands, lie);
+    const int count = kfi_gemm_fill_tensors(t, op.shapes, sizes[KFI_AXIS_COLS], operands, given, lie);
     kfi_gemm_sizes s = kfi_gemm_make_sizes(sizes, op.products, op.size);
     s.whole = op.loads || kfi_gemm_whole(*t, op.left, op.size); // rows in the workspace are
     bool wide = true;

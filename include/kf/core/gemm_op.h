@@ -155,14 +155,25 @@ KFI_HOST size_t kfi_gemm_forward_bytes(kfi_gemm_type type, kf_i64 batch, kf_i64 
     return kfi_all_fit(sizes, 4) ? kfi_workspace(type.bytes(rows, cols, depth, products)) : 0;
 }
 
+/* Of a call with sizes: checks it, and finds its tensors. */
+KFI_HOST kf_result_t kfi_gemm_check_call(kfi_cpu_gemm *m, const void *workspace, size_t got, size_t expected)
+{
+    kfi_operands operands;
+    kfi_gemm_lie lie[KFI_MAX_TENSORS];
+    kf_result_t result = kfi_check_gemm(&m->name, &m->arguments, &m->strides, m->shapes, m->size, lie, &operands);
+    m->operands.wanted = 0;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, got, expected);
+    kfi_gemm_divide(m->shapes, m->size[KFI_AXIS_COLS], lie, &operands, m->lie, &m->operands);
+    return result;
+}
+
 KFI_HOST kf_result_t kfi_gemm_forward(kfi_cpu_gemm *m, const kf_i64 *sizes, void *workspace, size_t workspace_bytes)
 {
     const size_t bytes = kfi_gemm_forward_bytes(m->type, sizes[0], sizes[1], sizes[2], sizes[3], m->products);
     memcpy(m->size, sizes, sizeof m->size);
-    kf_result_t result = kfi_check_gemm(&m->name, &m->arguments, &m->strides, m->shapes, sizes, m->lie, &m->operands);
+    const kf_result_t result = kfi_gemm_check_call(m, workspace, workspace_bytes, bytes);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
-    result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, bytes);
-    if (result != KF_SUCCESS) return result;
     kfi_gemm_step step = {m, &m->store, KFI_AXIS_ROWS, KFI_AXIS_COLS, KFI_AXIS_DEPTH, m->beta, NULL, 0, 0, 0};
     const kfi_gemm_operand a = kfi_gemm_left(&step, KFI_AXIS_ROWS, KFI_AXIS_DEPTH);
     const kfi_gemm_operand b = kfi_gemm_tensor(m, m->weights[0], KFI_AXIS_COLS, KFI_AXIS_DEPTH);
@@ -310,12 +321,10 @@ KFI_HOST void kfi_gemm_weight(kfi_cpu_gemm *m, int product, void *workspace)
 KFI_HOST kf_result_t kfi_gemm_backward(kfi_cpu_gemm *m, const kf_i64 *sizes, void *workspace, size_t workspace_bytes)
 {
     memcpy(m->size, sizes, sizeof m->size);
-    kf_result_t result = kfi_check_gemm(&m->name, &m->arguments, &m->strides, m->shapes, sizes, m->lie, &m->operands);
+    const kfi_gemm_room room = kfi_gemm_backward_room(m->type, sizes, m->products, m->vectors[0], m->vectors[1]);
+    const kf_result_t result = kfi_gemm_check_call(m, workspace, workspace_bytes, room.whole);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
-    const int rowed = kfi_seam_vectors(m, &m->slopes), deep = kfi_seam_vectors(m, &m->inputs);
-    const kfi_gemm_room room = kfi_gemm_backward_room(m->type, sizes, m->products, rowed, deep);
-    result = kfi_check_workspace(&m->name, &m->arguments, &m->operands, workspace, workspace_bytes, room.whole);
-    if (result != KF_SUCCESS) return result;
+    const int rowed = m->vectors[0];
     char *const inner = (char *)workspace + room.slopes + room.sums;
     const kf_i64 parts = kfi_gemm_parts(sizes[KFI_AXIS_ROWS]), strips = (sizes[KFI_AXIS_COLS] + KFI_TILE - 1) / KFI_TILE;
     const int inputs = kfi_seam_wanted(m, &m->inputs), slopes = kfi_seam_wanted(m, &m->slopes);

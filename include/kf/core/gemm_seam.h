@@ -84,6 +84,7 @@ typedef struct {
     double beta;
     int factor, products, weights[2], dweights[2]; /* factor: the left one, where it is a tensor as it is */
     kfi_seam load, store, slopes, inputs;
+    int vectors[2];      /* how many the seams slopes and inputs make */
     int dout, passes_on; /* whether the result's gradient `dout` is that of the one product */
     kf_i64 size[KFI_AXES];
     kfi_operands operands;

@@ -76,7 +76,8 @@ typedef struct {
     unsigned char is_out, var;
     unsigned char is_added;                    /* to beta times what is there */
     unsigned char extents;                     /* how many sizes its shape is made of */
-    unsigned char extent[KFI_RT_SIZES], times; /* numbers of sizes, the slowest first; what the last one is multiplied by */
+    unsigned char extent[KFI_RT_SIZES]; /* numbers of sizes, the slowest first; */
+    signed char twice;                  /* which of them is so many times two, -1: none */
     unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
     uint64_t missing, unread;    /* a bit for each of the op's activations with which it may be NULL; that reads nothing of it */
 } kfi_rt_operand;

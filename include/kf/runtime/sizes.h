@@ -129,7 +129,7 @@ static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi
 {
     int n = 0;
     for (int k = 0; k < o->extents; ++k) {
-        const int what = c->op->size[o->extent[k]], times = k == o->extents - 1 ? o->times : 1;
+        const int what = c->op->size[o->extent[k]], times = k == o->twice ? 2 : 1;
         if (what == KFI_RT_GROUPS) shape[n++] = c->groups;
         for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) shape[n++] = m->shape[d] * times;
     }
@@ -162,7 +162,7 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
     const int64_t *shape[KFI_RT_SIZES] = {NULL};
-    int count[KFI_RT_SIZES];
+    int count[KFI_RT_SIZES], times[KFI_RT_SIZES];
     for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_THIRD ? 1 : -1;
     for (int i = 0; i < 2; ++i) {
         const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
@@ -177,11 +177,19 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
             return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
                                t->ndim - left, unknown < 0 ? "" : " or more");
         if (unknown >= 0) count[unknown] = left;
-        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) shape[o->extent[k]] = t->shape + at;
+        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) {
+            const int s = o->extent[k];
+            shape[s] = t->shape + at;
+            times[s] = k == o->twice ? 2 : 1;
+            if (times[s] == 2 && t->shape[at] % 2)
+                return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected an even dimension %d: two tensors in one",
+                                   kfi_rt_list(t->shape, t->ndim).text, at);
+        }
     }
     m->ndim = 0;
     m->axis = count[0];
-    for (int s = 0; s < op->size_count; m->ndim += count[s++]) memcpy(m->shape + m->ndim, shape[s], (size_t)count[s] * sizeof *shape[s]);
+    for (int s = 0; s < op->size_count; ++s)
+        for (int d = 0; d < count[s]; ++d) m->shape[m->ndim++] = shape[s][d] / times[s];
     return KF_SUCCESS;
 }
 /* The first operand of whose shape a size is. */

@@ -65,11 +65,11 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
 }
 
 /* The same of two tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
-   what is left. Otherwise *wrong is the input that has too few or too many. */
+   what is left. Otherwise *wrong is the input that has too few or too many, or one that is no multiple of what it should be. */
 static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *const *shapes, const int64_t *dims, int *wrong)
 {
     const int64_t *of[SIZES];
-    int count[SIZES];
+    int count[SIZES], times[SIZES];
     for (int s = 0; s < op->sizes; ++s) count[s] = op->parts[s] < 0 ? 1 : -1;
     for (int i = 0; i < 2; ++i) {
         const kfs_tensor *t = &op->tensors[op->shaped[i]];
@@ -82,7 +82,12 @@ static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *cons
         *wrong = op->shaped[i];
         if (left < 0 || (left && unknown < 0)) return false;
         if (unknown >= 0) count[unknown] = left;
-        for (int e = 0; e < t->extents; at += count[t->size[e++]]) of[t->size[e]] = shapes[i] + at;
+        for (int e = 0; e < t->extents; at += count[t->size[e++]]) {
+            of[t->size[e]] = shapes[i] + at;
+            times[t->size[e]] = t->factor[e];
+            for (int d = 0; d < count[t->size[e]]; ++d)
+                if (shapes[i][at + d] % t->factor[e]) return false;
+        }
     }
     int total = 0;
     for (int s = 0; s < op->sizes; ++s) total += count[s];
@@ -90,8 +95,7 @@ static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *cons
     l->dims = 0, l->groups = 1, l->at = count[op->order[0]];
     for (int i = 0; i < op->sizes; ++i) {
         const int s = op->order[i];
-        memcpy(l->shape + l->dims, of[s], (size_t)count[s] * sizeof *l->shape);
-        l->dims += count[s];
+        for (int d = 0; d < count[s]; ++d) l->shape[l->dims++] = of[s][d] / times[s];
     }
     for (int s = 0; s < op->sizes; ++s) kfs_range(op, l, s);
     return true;
