@@ -184,6 +184,11 @@ class Kernel(Signature):
         """What a gradient that is reduced is summed over, in words."""
         return "outer and inner" if self.has_channel else "rows"
 
+    def summed_extents(self, stream):
+        """The same of one of them, in the names of sizes."""
+        along = {extent.rpartition(" * ")[2] for extent in self.shape(stream)}  # "2 * cols" goes along cols
+        return [extent for extent in self.extents if extent not in along]
+
     @property
     def act_flavour(self):
         """lp only where nothing is added to the activation's result before it is rounded."""

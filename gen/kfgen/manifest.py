@@ -38,7 +38,7 @@ def tensor(k, stream, act, backward):
         "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
         "strides": laid, "broadcast": bool(laid) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
-        "summed_over": [extent for extent in k.extents if extent not in {e.rpartition(" * ")[2] for e in k.shape(stream)}] if summed else [],
+        "summed_over": k.summed_extents(stream) if summed else [],
         "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 

@@ -9,11 +9,12 @@ from kfgen.families.family import Family
 from kfgen.families.gemm import Gemm
 from kfgen.families.lookup import Lookup
 from kfgen.families.map import Map
+from kfgen.families.normed_pairs import NormedPairs
 from kfgen.families.pairs import Pairs
 from kfgen.families.reduce import Reduce
 from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), Gemm())}
+FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), NormedPairs(), Gemm())}
 OWN = {}  # {folder: family}
 
 

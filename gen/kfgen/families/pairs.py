@@ -18,6 +18,8 @@ COUNTED = "0 to rows - 1"  # what no positions stand for
 
 
 class PairsKernel(Kernel):
+    weights = ("angle",)  # kinds of operands that are the same in every call
+
     @property
     def form(self):
         return "both" if self.second_source else "paired"
@@ -34,7 +36,7 @@ class PairsKernel(Kernel):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "angle" else "input", o.dtype, o.values,
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in self.weights else "input", o.dtype, o.values,
                                 absent=COUNTED if o.kind == "number" else None) for o in op.operands]
         x = next(s for s in self.operands if s.kind in PAIRED)
         more = next((s for s in self.operands if s.kind == MORE), None)
@@ -91,7 +93,7 @@ class PairsKernel(Kernel):
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/pairs.cuh and pairs.h read it."""
-        return "".join({"angle": "a", "number": "n", MORE: "m"}.get(s.kind, "e") for s in self.inputs + self.outputs)
+        return "".join({"angle": "a", "number": "n", MORE: "m", "scale": "w"}.get(s.kind, "e") for s in self.inputs + self.outputs)
 
     @property
     def head_counts(self):
