@@ -10,7 +10,7 @@ from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
-        "between": "BETWEEN", -3: "THIRD", -2: "SECOND", -1: "LAST"}
+        "between": "BETWEEN", -5: "FIFTH", -4: "FOURTH", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
 DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
@@ -32,21 +32,30 @@ class Function:
         self.stem = names.formula(self.op, "activation" if self.has_act else "none", self.bwd)
         self.name = f"kf_fused_{self.stem}"
         self.plain = f"kf_fused_{names.formula(self.op, 'none', self.bwd)}" if any(f["activation"] == "none" for f in self.members) else None
-        self.what = self.first["axes"]["sizes"]
-        self.groups, self.axis = "groups" in self.what.values(), self.first["axes"]["axis"]
+        self.by_all = not self.first["axes"]  # all tensors say sizes: one any number of dimensions, the others one each
+        self.axes = self.first["axes"] or self._named_sizes()
+        self.what = self.axes["sizes"]
+        self.groups, self.axis = "groups" in self.what.values(), self.axes["axis"]
         self.chooses_axis = "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
         self.dropout = self.first["dropout"]
         self.any_order = self.first["permutable"] and not any(a["summed_over"] for a in self.tensors)
-        self.several = self.first["axes"]["shaped_by"]
+        self.several = self.axes["shaped_by"]
         self.shaped_by = self._shaped_by()
         most = max(self.members, key=lambda f: len(f["dtypes"]))  # of fewer dtypes some tensors' are the same
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
 
+    def _named_sizes(self):
+        """The first size is what a tensor has dimensions of beside its others."""
+        first, *others = self.first["sizes"]
+        return {"axis": None, "sizes": {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}, "batch": None, "shaped_by": []}
+
     def _shaped_by(self):
         """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one; where it takes two, that
         with which others are compared."""
+        if self.by_all:
+            return self.tensors[0]
         if self.several:
             return next(a for a in self.tensors if a["name"] == self.several[-1])
         whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
@@ -54,7 +63,7 @@ class Function:
 
     def batch(self):
         """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
-        size = self.first["axes"]["batch"]
+        size = self.axes["batch"]
         apart = size and not self.dropout and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
         return list(self.what).index(size) if apart else -1
 
@@ -142,7 +151,7 @@ class Function:
             self.tensors.index(self.shaped_by), self.shaped(), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd), int(bool(self.betas)),
             "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER",
-            int(self.chooses_axis), int(self.groups), self.batch()))
+            int(self.chooses_axis), int(self.groups), self.batch(), int(self.by_all)))
 
     def any_of(self, f):
         """The function for any activation that stands for this one on a GPU."""
@@ -182,10 +191,10 @@ def spellings(f, known):
 
 
 def functions(manifest):
-    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers. And what has sizes that no tensor's shape says."""
+    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers."""
     groups = {}
     for f in manifest["functions"]:
-        if not f["state"] and f["axes"]:
+        if not f["state"]:
             groups.setdefault((f["op"], f["bwd"]), []).append(f)
     known = {a["name"]: a for a in manifest["activations"]}
     of_any = {}

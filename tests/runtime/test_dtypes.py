@@ -17,7 +17,7 @@ WHOLE = {runtime_api.F32: "f32", runtime_ops.DTYPES["bf16"]: "bf16"}
 def functions(dtypes):
     """Those of the manifest whose elements are of these dtypes, whatever the dtype of an index is."""
     return {f["name"] for f in MADE["functions"]
-            if f["axes"] and not f["state"] and {v["dtype"] for v in f["variables"] if v["name"] in ("T", "U")} <= dtypes}
+            if not f["state"] and {v["dtype"] for v in f["variables"] if v["name"] in ("T", "U")} <= dtypes}
 
 
 def build(folder, *words):

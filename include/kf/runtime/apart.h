@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/runtime/apart.h: tensors that lie in any way, of elementwise ops that have a kernel for them: where they are, but for those that lie
-   across the result, which are turned first, a block at a time. */
+   across most others, which are turned first (outputs, last), a block at a time. */
 #ifndef KF_RUNTIME_APART_H
 #define KF_RUNTIME_APART_H
 
@@ -9,7 +9,7 @@
 #ifdef KFI_RT_KERNELS
 #include "kf/core/map_apart.cuh"
 
-/* Whether a tensor lies across the last dimension, along which the result lies nearest: a warp would read a sector for each element. */
+/* Whether a tensor lies across the last dimension, along which the others lie nearest: a warp would read a sector for each element. */
 static int kfi_rt_lies_across(const kfi_rt_grid *g, int k)
 {
     const int in = g->ndim - 1;
@@ -71,12 +71,30 @@ static int kfi_rt_has_apart(const kfi_rt_call *c, const kfi_rt_made *m)
 {
     return kfi_rt_launcher_of(m->entry, c->ctx->device->type)->apart && c->op->operand_count <= KFI_APART_TENSORS;
 }
+/* A bit for each tensor that lies across. */
+static unsigned kfi_rt_turned(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_grid *g)
+{
+    unsigned turned = 0;
+    for (int k = 0; k < c->op->operand_count; ++k) turned |= (unsigned)(m->t[k] && kfi_rt_lies_across(g, k)) << k;
+    return turned;
+}
+/* Dimensions in the order of the first output, or of a tensor that lies across it, if then fewer have to be turned. */
+static kfi_rt_grid kfi_rt_best_grid(const kfi_rt_call *c, const kfi_rt_made *m, unsigned *turned)
+{
+    kfi_rt_grid best = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
+    *turned = kfi_rt_turned(c, m, &best);
+    for (unsigned others = *turned; others & (others - 1); others &= others - 1) { /* of two or more that are turned */
+        const kfi_rt_grid g = kfi_rt_make_grid(c, m, __builtin_ctz(others));
+        const unsigned own = kfi_rt_turned(c, m, &g);
+        if (__builtin_popcount(own) < __builtin_popcount(*turned)) best = g, *turned = own;
+    }
+    return best;
+}
 static kf_result_t kfi_rt_run_apart(const kfi_rt_call *c, kfi_rt_made *m)
 {
-    const kfi_rt_grid g = kfi_rt_make_grid(c, m);
     kfi_rt_room room;
-    unsigned turned = 0;
-    for (int k = 0; k < c->op->operand_count; ++k) turned |= (unsigned)(m->t[k] && kfi_rt_lies_across(&g, k)) << k;
+    unsigned turned;
+    const kfi_rt_grid g = kfi_rt_best_grid(c, m, &turned);
     kfi_rt_block b = kfi_rt_first_block(&g, turned ? KFI_RT_BLOCK_OF_GPU : INT64_MAX);
     memset(&room, 0, sizeof room);
     kf_result_t result = turned ? kfi_rt_make_room(c, m, &g, &b, turned, &room) : KF_SUCCESS;

@@ -49,16 +49,21 @@ static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
     if (g->ndim) g->ndim = last + 1;
     if (!g->ndim) g->ndim = 1, g->size[0] = 1;
 }
-/* Dimensions in the order of the first output's memory. */
-static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m)
+/* The first output that there is. */
+static int kfi_rt_first_output(const kfi_rt_call *c)
+{
+    int by = 0;
+    while (by < c->op->operand_count - 1 && !(c->tensors[by] && c->op->operands[by].is_out)) ++by;
+    return by;
+}
+/* Dimensions in the order of the memory of operand `by`. */
+static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, int by)
 {
     const kfi_rt_op *const op = c->op;
     const int count = op->operand_count, cut = op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
     kfi_rt_grid g;
-    int by = 0;
     memset(&g, 0, sizeof g);
     g.widest = 1;
-    while (by < count - 1 && !(c->tensors[by] && op->operands[by].is_out)) ++by;
     for (int k = 0; k < count; ++k) {
         const kf_tensor_t *const t = c->tensors[k];
         g.rest[k] = !t || op->any_order ? KF_MAX_DIMS : kfi_rt_is_cut(op, k) ? cut : 0;
@@ -208,7 +213,7 @@ static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
 }
 static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
 {
-    const kfi_rt_grid g = kfi_rt_make_grid(c, m);
+    const kfi_rt_grid g = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
     const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU
                           : kfi_rt_goes_across(c, &g)            ? KFI_RT_ACROSS
                                                                  : KFI_RT_BLOCK;

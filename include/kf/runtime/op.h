@@ -7,11 +7,11 @@
 #include "kf/runtime/pair.h"
 
 #define KFI_RT_TENSORS 24
-#define KFI_RT_SIZES 5
+#define KFI_RT_SIZES 6
 #define KFI_RT_SCALARS 16
-#define KFI_RT_P (KFI_RT_SCALARS - 1)    /* the place of a dropout's probability, behind all others */
-#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* and that of beta */
-#define KFI_RT_DIMS (KF_MAX_DIMS + 2)    /* of elements whose dimensions are those of several tensors */
+#define KFI_RT_P (KFI_RT_SCALARS - 1)            /* the place of a dropout's probability, behind all others */
+#define KFI_RT_BETA (KFI_RT_SCALARS - 2)         /* and that of beta */
+#define KFI_RT_DIMS (KF_MAX_DIMS + KFI_RT_SIZES) /* of elements whose dimensions are those of several tensors */
 
 /* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU, where one serves them all: a bit for each
    number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. And which dtypes:
@@ -61,6 +61,8 @@ enum {
     KFI_RT_ONE,
     KFI_RT_BUT_THREE,
     KFI_RT_BETWEEN, /* from the axis to the last two */
+    KFI_RT_FIFTH,   /* from the last one */
+    KFI_RT_FOURTH,
     KFI_RT_THIRD,
     KFI_RT_SECOND,
     KFI_RT_LAST
@@ -121,7 +123,8 @@ struct kfi_rt_op {
     unsigned char dropout, refuses_empty, has_beta;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;
-    signed char batch; /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
+    signed char batch;    /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
+    unsigned char by_all; /* every tensor says sizes: of the first one any number of dimensions, of the others one each */
 };
 
 #ifdef KFI_RT_KERNELS
