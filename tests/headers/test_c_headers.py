@@ -7,6 +7,7 @@ import cases
 import kflib
 import pytest
 from compilers import ALL_C, DIALECTS, STEMS, WARNINGS, fails, file_of, flags, passes, write
+from kfgen import runtime
 from kfgen.render import parts
 
 
@@ -24,6 +25,7 @@ def test_every_generated_header_is_tested(include):
     tested = {part for x, stems in of.items() for s in stems for part in parts(f"kf/ops/{s}{x}")}
     tested |= {"kf/ops/activations.h", "kf/ops/activations.cuh", "kf/kf.h", "kf/kf.cuh", "kf/any/activations.h", "kf/any/activations.cuh"}
     tested |= {f"{f['header']}{x}" for f in kflib.manifest()["any"] for x in (".h", ".cuh")}
+    tested |= {f"{g['header']}.apart.cuh" for f in runtime.functions(kflib.manifest()) if f.lies_apart for g in f.any}  # tests/runtime, emulated
     assert made >= tested and {m for m in made if m.startswith(("kf/ops/", "kf/any/"))} <= tested
 
 
