@@ -383,6 +383,8 @@ BROKEN = {
     "pairs: no positions are all the first": (
         "kf/core/pairs.h", r"!m->numbers \? row :",
         "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
+    "pairs: frequencies by the position": (
+        "kf/core/pairs.h", r"m->computed \? 0 : position", "m->computed ? position / 4096 : position", ("kf_cpu_rope_computed_f32",)),
     "normalised heads: both weights' sums in one place": (
         "kf/core/normed_pairs.h", r"kfi_partial\(m->sums, block, tensor\)",
         "kfi_partial(m->sums, block, 0)", ("kf_cpu_rope_rms_norm_qk_bwd_f32",)),

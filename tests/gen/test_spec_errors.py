@@ -200,6 +200,8 @@ CASES = {
     "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
     "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
     "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
+    "a table and frequencies": (turned(f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
+                                       'dtype = "acc", grad = false }'), "op.turn", "operands", "not one of pairs", '"frequency"'),
     "one weight for two tensors": (normed(f'q = {HALVES}, k = "more", w = "scale"', '"head * weight * sum(head)"'), "op.turn", "operands",
                                    "with a weight for each", 'k_weight = "scale"'),
     "a norm without a weight": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * sum(head)"'), "op.turn", "norm",

@@ -10,7 +10,7 @@ from kfgen.expr import ExprError, Graph, parse, stages
 from kfgen.families.family import wrong
 from kfgen.families.normed_pairs_c import NormedPairsC
 from kfgen.families.normed_pairs_cuda import NormedPairsCuda
-from kfgen.families.pairs import MORE, Pairs, PairsKernel
+from kfgen.families.pairs import ANGLES, MORE, Pairs, PairsKernel
 from kfgen.formulas import LIBRARIES, Printer, elementwise
 from kfgen.gradient import gradient
 from kfgen.kernel import Tensor
@@ -28,7 +28,7 @@ def norm_graph(op):
 
 
 class NormedPairsKernel(PairsKernel):
-    weights = ("angle", "scale")
+    weights = (*ANGLES, "scale")
     form = "both"
     summed_over = "rows and heads"
 
@@ -44,7 +44,7 @@ class NormedPairsKernel(PairsKernel):
         super()._build()
         self.norm, env, normed = norm_graph(self.op)
         self.scales = [s for s in self.operands if s.kind == "scale"]
-        self.whole = [s for s in self.operands if s.kind not in ("scale", "angle", "number")]  # the tensors of heads, as the forward has them
+        self.whole = [s for s in self.operands if s.kind not in ("scale", *ANGLES, "number")]  # the tensors of heads, as the forward has them
         if self.bwd:
             given = self.norm.var(GIVEN)
             found = gradient(self.norm, {normed: given}, [env[HEAD], env[WEIGHT]])
@@ -99,7 +99,7 @@ class NormedPairs(Pairs):
     title = "Normalised heads, by positions"
     forms = {"both": {**Pairs.forms["both"], "scale": "dim"}}
     sizes = {"both": Pairs.sizes["both"]}
-    kinds = (*Pairs.kinds, "scale")
+    kinds = (*(kind for kind in Pairs.kinds if kind != "frequency"), "scale")
     indices = (*Pairs.indices, "scale")  # `norm` reads them, one for each tensor
     codes = {**Pairs.codes, "scale": 2}
     names = (HEAD, WEIGHT)
