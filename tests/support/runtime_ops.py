@@ -22,6 +22,8 @@ SHAPES = {
     "lookup": {"rows": (2, 3), "cols": (8,), "vocab": (7,)},
     "paired": {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
     "both": {"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
+    "computed_paired": {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,)},
+    "computed_both": {"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,)},
     "groups": {"outer": (3,), "length": (), "groups": (2,), "channels": (6,), "inner": (2, 3)},
     **{form: {"batch": (2,), "rows": (2, 3) if form[0] == "n" else (6,), "cols": (33,), "depth": (20,)} for form in ("nt", "nn", "tn", "tt")}}
 
