@@ -7,13 +7,14 @@ import pathlib
 from kfgen.entries import NAME
 from kfgen.families.family import Family
 from kfgen.families.gemm import Gemm
+from kfgen.families.logits import Logits
 from kfgen.families.lookup import Lookup
 from kfgen.families.map import Map
 from kfgen.families.pairs import Pairs
 from kfgen.families.reduce import Reduce
 from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), Gemm())}
+FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), Gemm(), Logits())}
 OWN = {}  # {folder: family}
 
 

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/logits.h: ops over the rows of a product that is never all there, in C and for CUDA's launchers: how many rows are a chunk, how much
+   workspace that takes, and what is asked of a call's tensors. */
+#ifndef KF_CORE_LOGITS_H
+#define KF_CORE_LOGITS_H
+
+#include "kf/core/host.h"
+
+#include <string.h>
+
+#include "kf/core/check.h"
+
+KFI_C_BEGIN
+
+/* Of a chunk of logits, about; a chunk has KFI_LOGITS_ROWS rows at least. */
+#ifndef KFI_CPU_LOGITS_BYTES
+#define KFI_CPU_LOGITS_BYTES (16 << 20)
+#endif
+#ifndef KFI_LOGITS_BYTES
+#define KFI_LOGITS_BYTES (256 << 20)
+#endif
+#ifndef KFI_LOGITS_ROWS
+#define KFI_LOGITS_ROWS 128
+#endif
+
+/* Of sizes alone. logits: bytes of a chunk, with which the workspace begins; bytes: of all of it; turn: of kfi_logits_next. */
+typedef struct {
+    kf_i64 rows, chunk;
+    size_t logits, bytes;
+    int turn;
+} kfi_logits_plan;
+
+KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes)
+{
+    kfi_logits_plan p = {rows, KFI_LOGITS_ROWS, 0, 0, 2};
+    if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1)) return p; /* refused */
+    if (cols > 0 && bytes / size / cols > p.chunk) p.chunk = bytes / size / cols / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
+    if (cols == 0 || p.chunk > rows) p.chunk = rows > 0 ? rows : 1;
+    p.logits = kfi_workspace((size_t)(p.chunk * cols * size));
+    p.bytes = p.logits;
+    p.turn = 0;
+    return p;
+}
+/* The numbers of rows of which chunks are: of all but the last one, and of that. */
+KFI_ONCE int kfi_logits_next(kfi_logits_plan *p, kf_i64 *count)
+{
+    if (p->turn == 0) *count = p->rows < p->chunk ? p->rows : p->chunk;
+    if (p->turn == 1) *count = p->rows % p->chunk;
+    return p->turn++ < 2;
+}
+/* Makes room for what a part of the op needs beside the logits. */
+KFI_ONCE void kfi_logits_room(kfi_logits_plan *p, size_t bytes)
+{
+    if (p->bytes - p->logits < bytes) p->bytes = p->logits + kfi_workspace(bytes);
+}
+
+/* shapes: of each tensor a word, its extents: r rows, c columns, d depth. sizes: rows, cols, depth. wanted: whether there is anything to do. */
+KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments, const char *shapes, const kf_i64 *sizes,
+                                      const void *workspace, size_t got, size_t expected, int *wanted)
+{
+    const kf_i64 left[] = {sizes[0], sizes[2]}, right[] = {sizes[1], sizes[2]};
+    kf_i64 elements[KFI_MAX_TENSORS];
+    kfi_operands operands;
+    kfi_shape shape = {0, 0, 0, 0, NULL};
+    kf_result_t code = kfi_check_sizes(name, "rows depth", left, 2);
+    if (code == KF_SUCCESS) code = kfi_check_sizes(name, "cols depth", right, 2);
+    if (code == KF_SUCCESS) code = kfi_check_sizes(name, "rows cols", sizes, 2);
+    if (code != KF_SUCCESS) return code;
+    int written = 0;
+    for (int i = 0; *shapes; ++i) {
+        for (elements[i] = 1; *shapes && *shapes != ' '; ++shapes) elements[i] *= sizes[*shapes == 'r' ? 0 : *shapes == 'c' ? 1 : 2];
+        shapes += *shapes == ' ';
+        written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
+    }
+    if (!written) return KF_SUCCESS;
+    shape.elements = elements;
+    code = kfi_check_operands(name, arguments, &shape, NULL, &operands);
+    if (code == KF_SUCCESS && operands.wanted) code = kfi_check_workspace(name, arguments, &operands, workspace, got, expected);
+    *wanted = code == KF_SUCCESS && operands.wanted;
+    return code;
+}
+
+KFI_C_END
+
+#endif
