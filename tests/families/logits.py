@@ -97,8 +97,9 @@ class Expected:
             old = beta * read[name] if beta else np.zeros(value.shape)
             error = error + 2 * eps * (np.abs(old) + np.abs(value))
             if self.rounds:  # what is there after each chunk
-                size = np.abs(old) + np.abs(slope).T @ np.abs(np.nan_to_num(x if name == "dweight" else np.ones((len(label), 1)))).reshape(len(label), -1)
-                error = error + chunks(call) * storage.ulp(np.nan_to_num(size.reshape(value.shape)), self.dtype)
+                other = np.abs(np.nan_to_num(x)) if name == "dweight" else np.ones((len(label), 1))
+                size = np.abs(old) + (np.abs(np.nan_to_num(slope)).T @ other).reshape(value.shape)
+                error = error + chunks(call) * storage.ulp(size, self.dtype)
             self.found[name] = value + old, error
 
     def stored(self, values, error):
