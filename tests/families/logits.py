@@ -4,14 +4,16 @@
 import numpy as np
 import storage
 
-# Several chunks of rows where they are small (logits_small.h), and one; few rows; whole vectors and others; nothing along an axis.
+# More rows than a chunk of 64 has, and fewer; few rows; whole vectors and others; nothing along an axis.
 SHAPES = [[(5, 8, 6), 0], [(3, 19, 7), 1], [(1, 40, 70), 0], [(70, 33, 9), 0], [(150, 16, 24), 0], [(137, 70, 20), 2], [(0, 5, 4), 0], [(4, 5, 0), 0],
           [(300, 24, 16), 0], [(4, 0, 3), 0], [(2, 1, 1), 1]]
 MORE = [[(m, n, k), (m + n) % 3] for m in (1, 13, 64, 131, 259) for n in (1, 16, 97, 515) for k in (1, 64, 130)]
 LARGE = (2**20, 2**20, 1)
-OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]  # the size that is too much
+# The size that is too much.
+OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
 LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
 IGNORED = -100
+KERNELS_OF_OTHERS = True  # whose own tests reach each of them
 
 
 def prepare(call):
@@ -79,14 +81,16 @@ class Expected:
         loss = lse - (1 - smoothing) * picked - smoothing * mean + z * lse * lse
         size = np.abs(lse) + np.abs(picked) + np.abs(logits).mean(1) + z * lse * lse if cols else lse
         skipped = label == s["ignore_index"]
-        self.found = {"lse": (lse, own), "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, own * (3 + 4 * z * np.abs(lse)) + eps * 16 * size))}
+        of_loss = own * (3 + 4 * z * np.abs(lse)) + eps * 16 * size
+        self.found = {"lse": (lse, own), "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, of_loss))}
         if "dx" not in call.tensors:
             return
         one = np.zeros(logits.shape)
         one[np.flatnonzero(there), label[there]] = 1 - smoothing
         p, rise = e / total[:, None], (1 + 2 * z * lse)[:, None]
         slope = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
-        off = np.abs(dloss)[:, None] * (p * np.abs(rise) * (2 * own)[:, None] + p * 2 * z * own[:, None] + eps * 16 * (p * np.abs(rise) + one + smoothing))
+        off = p * np.abs(rise) * (2 * own)[:, None] + p * 2 * z * own[:, None] + eps * 16 * (p * np.abs(rise) + one + smoothing)
+        off = np.abs(dloss)[:, None] * off
         keep = (there & ~skipped)[:, None]
         slope, off = np.where(keep, slope, 0.0), np.where(keep, off, 0.0)
         off = self.stored(slope, off)

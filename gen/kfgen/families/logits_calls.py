@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `logits` in both backends: which launchers a chunk of rows goes through, and what they are given."""
 
-from kfgen import names
 from kfgen.names import gradient_of
 from kfgen.schedule import C, Cuda
 from kfgen.signature import Launcher
@@ -55,15 +54,8 @@ class Calls:
         return found
 
     @property
-    def inner_bytes(self):
-        """How much workspace the layer needs for a chunk, in each direction."""
-        layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
-        of = [part.cpu_workspace if self.cpu else part.workspace for part in layers]
-        return [f"{name}(1, kfi_count, cols, depth)" for name in of]
-
-    @property
-    def own_bytes(self):
-        return names.internal("kfi_cpu_bytes" if self.cpu else "kfi_bytes", self.k.op.pattern, self.k.dtypes, False)
+    def chunk_bytes(self):
+        return "KFI_CPU_LOGITS_BYTES" if self.cpu else "KFI_LOGITS_BYTES"
 
     @property
     def shapes(self):
@@ -72,7 +64,10 @@ class Calls:
 
     @property
     def workspace_bytes(self):
-        return f"{self.own_bytes}(rows, cols, depth)"
+        """Of a chunk, and of what the layer needs for it, in each direction."""
+        layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
+        of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [self.null]
+        return f"kfi_logits_workspace(rows, cols, depth, {self.k.dtype.size}, {self.chunk_bytes}, {of[0]}, {of[1]})"
 
 
 class LogitsC(Calls, C):
@@ -91,7 +86,8 @@ class LogitsC(Calls, C):
 
     def run_arguments(self, launcher):
         k = self.k
-        return ", ".join([a.name for a in k.tensor_arguments] + k.sizes + ["kfi_integers", "kfi_scalars"] + [a.name for a in self.workspace_arguments])
+        found = [a.name for a in k.tensor_arguments] + k.sizes + ["kfi_integers", "kfi_scalars"]
+        return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

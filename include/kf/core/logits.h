@@ -23,35 +23,37 @@ KFI_C_BEGIN
 #define KFI_LOGITS_ROWS 128
 #endif
 
-/* Of sizes alone. logits: bytes of a chunk, with which the workspace begins; bytes: of all of it; turn: of kfi_logits_next. */
+/* Of sizes alone. chunk: its rows; logits: its bytes, with which the workspace begins. 0 of sizes that are refused. */
 typedef struct {
-    kf_i64 rows, chunk;
-    size_t logits, bytes;
-    int turn;
+    kf_i64 chunk;
+    size_t logits;
 } kfi_logits_plan;
+typedef size_t (*kfi_layer_bytes)(int64_t batch, int64_t rows, int64_t cols, int64_t depth);
 
 KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes)
 {
-    kfi_logits_plan p = {rows, KFI_LOGITS_ROWS, 0, 0, 2};
-    if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1)) return p; /* refused */
+    kfi_logits_plan p = {KFI_LOGITS_ROWS, 0};
+    if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1)) return p;
     if (cols > 0 && bytes / size / cols > p.chunk) p.chunk = bytes / size / cols / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
     if (cols == 0 || p.chunk > rows) p.chunk = rows > 0 ? rows : 1;
-    p.logits = kfi_workspace((size_t)(p.chunk * cols * size));
-    p.bytes = p.logits;
-    p.turn = 0;
+    p.logits = kfi_workspace((size_t)(p.chunk * cols * size) + 1); /* that a call has one does not depend on its sizes */
     return p;
 }
-/* The numbers of rows of which chunks are: of all but the last one, and of that. */
-KFI_ONCE int kfi_logits_next(kfi_logits_plan *p, kf_i64 *count)
+/* All of it: what the layer needs for a chunk, and for the last one, which may be of fewer rows, comes behind the logits. backward: NULL, or what the
+   layer's gradients need. */
+KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes, kfi_layer_bytes forward,
+                                     kfi_layer_bytes backward)
 {
-    if (p->turn == 0) *count = p->rows < p->chunk ? p->rows : p->chunk;
-    if (p->turn == 1) *count = p->rows % p->chunk;
-    return p->turn++ < 2;
-}
-/* Makes room for what a part of the op needs beside the logits. */
-KFI_ONCE void kfi_logits_room(kfi_logits_plan *p, size_t bytes)
-{
-    if (p->bytes - p->logits < bytes) p->bytes = p->logits + kfi_workspace(bytes);
+    const kfi_logits_plan p = kfi_logits_make_plan(rows, cols, depth, size, bytes);
+    const kf_i64 counts[] = {rows < p.chunk ? rows : p.chunk, rows % p.chunk};
+    size_t most = 0;
+    if (p.logits == 0) return 0;
+    for (int i = 0; i < 4; ++i) {
+        const kfi_layer_bytes needed = i % 2 ? backward : forward;
+        const size_t room = needed ? needed(1, counts[i / 2], cols, depth) : 0;
+        if (room > most) most = room;
+    }
+    return p.logits + kfi_workspace(most);
 }
 
 /* shapes: of each tensor a word, its extents: r rows, c columns, d depth. sizes: rows, cols, depth. wanted: whether there is anything to do. */
