@@ -5,10 +5,10 @@ import numpy as np
 import storage
 
 # More rows than a chunk of 64 has, and fewer; few rows; whole vectors and others; nothing along an axis.
-SHAPES = [[(5, 8, 6), 0], [(3, 19, 7), 1], [(1, 40, 70), 0], [(70, 33, 9), 0], [(150, 16, 24), 0], [(137, 70, 20), 2], [(0, 5, 4), 0], [(4, 5, 0), 0],
-          [(300, 24, 16), 0], [(4, 0, 3), 0], [(2, 1, 1), 1]]
+SHAPES = [[(4, 8, 12), 0], [(5, 8, 6), 0], [(3, 19, 7), 1], [(1, 40, 70), 0], [(70, 33, 9), 0], [(150, 16, 24), 0], [(137, 70, 20), 2],
+          [(0, 5, 4), 0], [(4, 5, 0), 0], [(300, 24, 16), 0], [(4, 0, 3), 0], [(2, 1, 1), 1]]
 MORE = [[(m, n, k), (m + n) % 3] for m in (1, 13, 64, 131, 259) for n in (1, 16, 97, 515) for k in (1, 64, 130)]
-LARGE = (2**20, 2**20, 1)
+LARGE = (1, 2**40, 1)
 # The size that is too much.
 OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
 LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks

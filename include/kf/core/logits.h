@@ -56,6 +56,18 @@ KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int
     return p.logits + kfi_workspace(most);
 }
 
+/* What a part's launcher says is this function's own failure. */
+KFI_ONCE kf_result_t kfi_logits_failed(kf_result_t result, const kfi_name *name)
+{
+    char said[sizeof kfi_error_detail];
+    if (result == KF_SUCCESS) return result;
+    snprintf(said, sizeof said, "%s", kfi_error_detail + strcspn(kfi_error_detail, ":"));
+    kfi_write_name(kfi_error_detail, sizeof kfi_error_detail, name);
+    const size_t used = strlen(kfi_error_detail);
+    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, "%s", said);
+    return result;
+}
+
 /* shapes: of each tensor a word, its extents: r rows, c columns, d depth. sizes: rows, cols, depth. wanted: whether there is anything to do. */
 KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments, const char *shapes, const kf_i64 *sizes,
                                       const void *workspace, size_t got, size_t expected, int *wanted)
