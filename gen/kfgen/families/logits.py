@@ -5,11 +5,13 @@ layer `linear`, the op over rows that an entry names, and where that makes the g
 import functools
 from dataclasses import replace
 
-from kfgen import families
 from kfgen.derive import row_graph
 from kfgen.entries import Operand
 from kfgen.families.family import Family, wrong
+from kfgen.families.gemm import Gemm
 from kfgen.families.logits_calls import LogitsC, LogitsCuda
+from kfgen.families.row import Row
+from kfgen.formulas import LIBRARIES
 from kfgen.inside import Inside
 from kfgen.kernel import Kernel, Tensor
 from kfgen.names import gradient_of, stem
@@ -19,6 +21,7 @@ from kfgen.words import COLUMN, COUNT
 PRODUCT = "linear_{act}"
 ROW = "logits"  # a row of the product, by which expressions read it
 LIES = ("left", "right", "row")
+LAYERS, ROWS = Gemm(), Row()
 
 
 class LogitsKernel(Kernel):
@@ -61,8 +64,8 @@ class LogitsKernel(Kernel):
     def parts(self):
         """The kernels that it is made of: the layer, the op over rows and, where there are gradients, the layer's."""
         layer, rows = self.op.made_of
-        found = [families.of(layer).forward(layer, self.dtypes[:1]), families.of(rows).forward(rows, self.dtypes)]
-        return found + ([families.of(layer).backward(layer, self.dtypes[:1])] if self.slopes else [])
+        found = [LAYERS.forward(layer, self.dtypes[:1]), ROWS.forward(rows, self.dtypes)]
+        return found + ([LAYERS.backward(layer, self.dtypes[:1])] if self.slopes else [])
 
     @property
     def needs(self):
@@ -149,12 +152,12 @@ class Logits(Family):
             raise wrong(op, "rows", f"is {rows.pattern!r}, whose operands, scalars or expressions are others", f"write those of that op, of `{ROW}`")
 
     def statements(self, k, act, library, by=False):
-        rows, (x, w, b) = families.of(k.op.made_of[1]), (k.of[kind].name for kind in LIES)
-        inner = rows.forward(self.of_rows(k.op), k.dtypes)
-        lines = [f"{ROW} = {x} @ {w}.swapaxes(-1, -2) + {b}", *rows.statements(inner, act, library)]
+        lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LIES)
+        inner = ROWS.forward(self.of_rows(k.op), k.dtypes)
+        lines = [f"{ROW} = {x} @ {w}.swapaxes(-1, -2) + {b}", *ROWS.statements(inner, act, library)]
         if not k.slopes:
             return lines
         d = gradient_of(ROW)
-        found = {gradient_of(x): f"{d} @ {w}", gradient_of(w): f"{d}.swapaxes(-1, -2) @ {x}", gradient_of(b): f"{d}.sum(0)"}
+        found = {gradient_of(x): f"{d} @ {w}", gradient_of(w): f"{d}.swapaxes(-1, -2) @ {x}", gradient_of(b): f"{lib.reductions['sum']}({d}, 0)"}
         return lines + [f"{name} = {text} + beta * {name} if beta else {text}" if name != gradient_of(x) else f"{name} = {text}"
                         for name, text in found.items()]
