@@ -31,7 +31,7 @@ static kf_tensor_t *matrix(int64_t rows, int64_t cols, int64_t pitch, int64_t st
     const kf_tensor_desc_t desc = {shape, strides, 2, dtype, 0, 0};
     kf_tensor_t *const made = kf_tensor_create(ctx, &desc);
     check(made);
-    const size_t bytes = ((rows - 1) * pitch + (cols - 1) * step + 1) * (dtype == KF_F32 ? 4 : 2);
+    const size_t bytes = (size_t)((rows - 1) * pitch + (cols - 1) * step + 1) * (dtype == KF_F32 ? 4 : 2);
     std::vector<unsigned char> host(bytes);
     for (size_t i = 0; i < bytes; ++i) host[i] = (unsigned char)(i * 37 % 61);
     check(cudaMemcpy(kf_tensor_data(made), host.data(), bytes, cudaMemcpyHostToDevice) == cudaSuccess);
@@ -120,20 +120,35 @@ static void copies(int dtype)
         for (kf_tensor_t *t : {from, to}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
-static void rows_apart(int64_t rows, int64_t cols)
+// add of tensors that lie otherwise, beside dense ones: what of a copy of as many bytes is left.
+static void layouts(int dtype)
 {
-    const int dtype = KF_DTYPE_FLOAT32;
-    const kf_op_t *const op = kf_op_lookup("add", KF_ACTIVATION_NONE, &dtype, 1, KF_DEVICE_CUDA);
+    const int64_t side = 4096;
+    const kf_op_t *const op = kf_op_lookup("add", KF_ACTIVATION_RELU, &dtype, 1, KF_DEVICE_CUDA);
+    const struct {
+        const char *name;
+        int64_t a[2], b[2], out[2];
+    } ways[] = {{"dense", {side, 1}, {side, 1}, {side, 1}},
+                {"rows apart", {side + 8, 1}, {side + 8, 1}, {side + 8, 1}},
+                {"rows of one apart", {side + 8, 1}, {side, 1}, {side, 1}},
+                {"rows apart by an odd pitch", {side + 3, 1}, {side + 3, 1}, {side + 3, 1}},
+                {"rows apart by three odd pitches", {side + 3, 1}, {side + 1, 1}, {side + 5, 1}},
+                {"all transposed", {1, side}, {1, side}, {1, side}},
+                {"one transposed", {1, side}, {side, 1}, {side, 1}},
+                {"the result transposed", {side, 1}, {side, 1}, {1, side}},
+                {"every other of one", {2 * side, 2}, {side, 1}, {side, 1}},
+                {"a row for all", {0, 1}, {side, 1}, {side, 1}},
+                {"a column for all", {1, 0}, {side, 1}, {side, 1}}};
     double dense = 0;
-    for (int64_t more : {0, 8, 3}) {
-        kf_tensor_t *const a = matrix(rows, cols, cols + more, 1, KF_F32), *const b = matrix(rows, cols, cols + more, 1, KF_F32),
-                           *const c = matrix(rows, cols, cols + more, 1, KF_F32);
+    for (auto &way : ways) {
+        kf_tensor_t *const a = matrix(side, side, way.a[0], way.a[1], dtype), *const b = matrix(side, side, way.b[0], way.b[1], dtype),
+                           *const c = matrix(side, side, way.out[0], way.out[1], dtype);
         const kf_tensor_t *const tensors[] = {a, b, c};
         kf_op_arguments_t arguments = {};
         arguments.tensors = tensors;
         const double us = timed([&] { check(kf_op_call(ctx, op, &arguments, nullptr) == KF_SUCCESS); });
-        dense = more ? dense : us;
-        printf("add f32 %d x %d, pitch cols + %d: %.1f us, %.0f %% of dense\n", (int)rows, (int)cols, (int)more, us, 100 * dense / us);
+        dense = dense ? dense : us;
+        printf("add_relu %s 4096 x 4096, %s: %.1f us, %.0f %% of dense\n", dtype == KF_F32 ? "f32" : "bf16", way.name, us, 100 * dense / us);
         for (kf_tensor_t *t : {a, b, c}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
@@ -173,7 +188,7 @@ int main()
     check(cudaMalloc(&flush, FLUSH) == cudaSuccess);
     overhead();
     copies(KF_F32), copies(KF_BF16);
-    rows_apart(4096, 4096);
+    layouts(KF_F32), layouts(KF_BF16);
     pitches(32768, 4096), pitches(32768, 1000), pitches(2048, 65536);
     return kf_context_destroy(ctx) != KF_SUCCESS;
 }

@@ -6,13 +6,14 @@
 #include <kf/ops/linear.h>
 
 #include <math.h>
+#include <stdalign.h>
 #include <stdio.h>
 
 enum { ROWS = 64, HIDDEN = 32, STEPS = 2000 };
 
 static float x[ROWS], want[ROWS], pre[ROWS * HIDDEN], y[ROWS], dy[ROWS], dpre[ROWS * HIDDEN];
 static float w1[HIDDEN], b1[HIDDEN], w2[HIDDEN], b2[1], dw1[HIDDEN], db1[HIDDEN], dw2[HIDDEN], db2[1];
-static _Alignas(256) char workspace[1 << 20];
+alignas(256) static char workspace[1 << 20];
 
 static void learn(float *weight, const float *gradient, int n)
 {

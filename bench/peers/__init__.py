@@ -12,10 +12,11 @@
 Another family is another file, and a line in FAMILIES.
 """
 
-from peers import gemm, lookup, pairs, reduce, row
+from peers import gemm, lookup, normed_pairs, pairs, reduce, row
 from peers import map as map_family
 
-FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs, "gemm": gemm}
+FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs, "normed_pairs": normed_pairs,
+            "gemm": gemm}
 
 
 def of(f):

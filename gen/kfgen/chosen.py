@@ -43,6 +43,19 @@ def kernel(k):
     return found
 
 
+def lies_apart(k):
+    """Whether there is a kernel of its tensors that lie in any way: an op that visits elements one by one, in any order."""
+    return has(k) and k.permutable and not k.sums
+
+
+def apart(k):
+    """The kernel of all its activations for such tensors."""
+    found = kernel(k)
+    for one in (found, found._body):
+        one.apart, one.name = True, f"{one.name}_apart"
+    return found
+
+
 def _kernel(k):
     found = copy.copy(k)
     for cached in ("cuda", "c", "_body"):
@@ -111,6 +124,9 @@ def headers(renderer, op, kernels, extends):
                         stem=stem, facts=f"{folder}/activations.h", extends=extends,
                         all_acts=len(renderer.selection.activations), op_header=f"{ops}/{stem}{ext}",
                         activations_header=f"{folder}/activations{ext}")
+    if strided := [apart(k) for k in own if lies_apart(k)]:
+        renderer.header(f"{folder}/{stem}.apart.cuh", "cuda/apart.cuh.j2", apart=strided, device=False, stem=stem, extends=extends,
+                        chosen_header=f"{folder}/{stem}.cuh")
 
 
 def activations(renderer, codes):

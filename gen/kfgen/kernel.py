@@ -58,6 +58,7 @@ class Kernel(Signature):
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
+    apart = False  # and its tensors lie in any way
     work = ""  # of a product: its operations in a call, as an expression of the sizes
     shaped_by = ()  # inputs that say the sizes between them, each all that those before leave but one; empty: one of the elements' shape does
     accumulates = False  # whether a gradient is added to `beta` times what is there
@@ -81,6 +82,7 @@ class Kernel(Signature):
         self._build()
         self.kinds = {s.kind for s in self.streams}
         self.has_channel = "channel" in self.kinds
+        self.permutable = self.kinds == {"elem"} and self.graph.levels is None and not self.dropout  # elements are visited one by one, in any order
         self.sums = [s for s in self.outputs if s.role == "sum"]
         self.stores = [s for s in self.outputs if s.role == "out"]
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
@@ -186,6 +188,11 @@ class Kernel(Signature):
     def summed_over(self):
         """What a gradient that is reduced is summed over, in words."""
         return "outer and inner" if self.has_channel else "rows"
+
+    def summed_extents(self, stream):
+        """The same of one of them, in the names of sizes."""
+        along = {extent.rpartition(" * ")[2] for extent in self.shape(stream)}  # "2 * cols" goes along cols
+        return [extent for extent in self.extents if extent not in along]
 
     @property
     def act_flavour(self):

@@ -38,7 +38,7 @@ def tensor(k, stream, act, backward):
         "same_as": stream.same_as, "place_of": stream.place_of, "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
         "strides": laid, "broadcast": bool(laid) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
-        "summed_over": [extent for extent in k.extents if extent not in {e.rpartition(" * ")[2] for e in k.shape(stream)}] if summed else [],
+        "summed_over": k.summed_extents(stream) if summed else [],
         "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
 
@@ -133,7 +133,7 @@ def of_kernel(k):
     """What its functions have in common."""
     return {"variables": variables(k), "axes": axes(k), "formula": contract.formulas(k), "flops": k.flops,
             "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
-            "permutable": {s.kind for s in k.streams} == {"elem"} and k.graph.levels is None and not k.dropout,
+            "permutable": k.permutable,
             "backends": list(k.backends), "architecture": k.family.architecture}
 
 

@@ -5,13 +5,15 @@ that include/kf/runtime/call.h reads, and one function for each op and direction
 from dataclasses import dataclass, field
 
 from kfgen import limits, names, packed
+from kfgen.entries import ANY_ID
 from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
 
 WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "groups": "GROUPS", "one": "ONE", "all but three": "BUT_THREE",
-        "between": "BETWEEN", -3: "THIRD", -2: "SECOND", -1: "LAST"}
+        "between": "BETWEEN", -5: "FIFTH", -4: "FOURTH", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
+DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
 
 
 @dataclass
@@ -30,20 +32,30 @@ class Function:
         self.stem = names.formula(self.op, "activation" if self.has_act else "none", self.bwd)
         self.name = f"kf_fused_{self.stem}"
         self.plain = f"kf_fused_{names.formula(self.op, 'none', self.bwd)}" if any(f["activation"] == "none" for f in self.members) else None
-        self.what = self.first["axes"]["sizes"]
-        self.groups, self.axis = "groups" in self.what.values(), self.first["axes"]["axis"]
+        self.by_all = not self.first["axes"]  # all tensors say sizes: one any number of dimensions, the others one each
+        self.axes = self.first["axes"] or self._named_sizes()
+        self.what = self.axes["sizes"]
+        self.groups, self.axis = "groups" in self.what.values(), self.axes["axis"]
         self.chooses_axis = "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
         self.dropout = self.first["dropout"]
         self.any_order = self.first["permutable"] and not any(a["summed_over"] for a in self.tensors)
-        self.several = self.first["axes"]["shaped_by"]
+        self.several = self.axes["shaped_by"]
         self.shaped_by = self._shaped_by()
         most = max(self.members, key=lambda f: len(f["dtypes"]))  # of fewer dtypes some tensors' are the same
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
+        self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
+
+    def _named_sizes(self):
+        """The first size is what a tensor has dimensions of beside its others."""
+        first, *others = self.first["sizes"]
+        return {"axis": None, "sizes": {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}, "batch": None, "shaped_by": []}
 
     def _shaped_by(self):
         """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one; where it takes two, that
         with which others are compared."""
+        if self.by_all:
+            return self.tensors[0]
         if self.several:
             return next(a for a in self.tensors if a["name"] == self.several[-1])
         whole = sorted((a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")), key=lambda a: a["kind"] == "half")
@@ -51,7 +63,7 @@ class Function:
 
     def batch(self):
         """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
-        size = self.first["axes"]["batch"]
+        size = self.axes["batch"]
         apart = size and not self.dropout and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
         return list(self.what).index(size) if apart else -1
 
@@ -119,28 +131,41 @@ class Function:
         names = self.several or [self.shaped_by["name"]] * 2
         return f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
 
-    @property
-    def count_of_entries(self):
-        """A program may leave out activations."""
-        entries = f"kfi_rt_entries_{self.stem}"
-        return f"(int)(sizeof {entries} / sizeof *{entries}) - 1" if self.has_act else len(self.members)
+    def there(self, f):
+        """The condition under which a program has a function: its activation and the dtypes of its elements are not left out."""
+        return f"KFI_RT_HAS({self.ids[f['activation']]}) && {self.takes(f)}" if self.has_act else self.takes(f)
+
+    def takes(self, f):
+        return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in {v['dtype'] for v in f['variables'] if v['name'] in 'TU'}):#x})"
 
     def description(self):
         """The fields of kfi_rt_op behind its tables."""
         least = [-what for what in self.what.values() if isinstance(what, int)]
         least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
+        entries = f"kfi_rt_entries_{self.stem}"
         made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
         return ", ".join(str(x) for x in (
-            len(self.tensors), len(self.activations), self.count_of_entries, len(self.what), len(self.integers), len(self.scalars),
+            len(self.tensors), len(self.activations), f"(int)(sizeof {entries} / sizeof *{entries}) - 1",
+            len(self.what), len(self.integers), len(self.scalars),
             f"{{{made}}}", -1 if self.axis is None else self.axis, max(least, default=0),
             self.tensors.index(self.shaped_by), self.shaped(), int(self.shaped_by["kind"] == "half"), int(self.any_order), int(self.dropout),
             int(self.first["empty"] == "error" and not self.bwd), int(bool(self.betas)),
             "KFI_RT_ALWAYS" if self.groups else "KFI_RT_ALONE" if self.chooses_axis else "KFI_RT_NEVER",
-            int(self.chooses_axis), int(self.groups), self.batch()))
+            int(self.chooses_axis), int(self.groups), self.batch(), int(self.by_all)))
 
     def any_of(self, f):
         """The function for any activation that stands for this one on a GPU."""
         return next(g for g in self.any if g["dtypes"] == f["dtypes"])
+
+    @property
+    def lies_apart(self):
+        """Whether a GPU has kernels of tensors that lie in any way (chosen.lies_apart)."""
+        return bool(self.any) and self.any_order
+
+    def apart(self, f):
+        """The call of such a function for any activation."""
+        others = f | {"arguments": [a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")]}
+        return f"kfi_run_{f['name'].removeprefix('kf_')}_apart<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
 
     def act_scalars(self, f):
         """An array of what is behind the op's scalars, as long as an activation may have."""
@@ -152,9 +177,10 @@ class Function:
         dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
         both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
         cpu, cuda = (f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}" for name, space in both)
+        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.lies_apart else "NULL"
         of_tensors, of_name = (", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"]))
-        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, {{{cpu}}}, '
-                f"KFI_RT_ON_GPU({cuda})}}")
+        return (f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, '
+                f"KFI_RT_ON_CPU({cpu}, NULL), KFI_RT_ON_GPU({cuda}, {apart})}}")
 
 
 def spellings(f, known):
@@ -165,10 +191,10 @@ def spellings(f, known):
 
 
 def functions(manifest):
-    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers. And what has sizes that no tensor's shape says."""
+    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers."""
     groups = {}
     for f in manifest["functions"]:
-        if not f["state"] and f["axes"]:
+        if not f["state"]:
             groups.setdefault((f["op"], f["bwd"]), []).append(f)
     known = {a["name"]: a for a in manifest["activations"]}
     of_any = {}
@@ -220,7 +246,7 @@ def _header(manifest, name, made, known):
     texts = {"file": name, "spellings": {f.name: spellings(f, known) for f in made},
              "guard": "".join(c if c.isalnum() else "_" for c in name).upper(), "functions": made, "aliases": known,
              "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
-             "any_headers": list(dict.fromkeys(g["header"] for f in made for g in f.any)), "activations": manifest["activations"],
-             "ids": {a["name"]: a["id"] for a in manifest["activations"]}, "words": packed.words,
-             "space": packed.space, "version": version(), "abi": manifest["abi_version"]}
+             "any_headers": list(dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)),
+             "activations": manifest["activations"], "words": packed.words, "space": packed.space, "version": version(),
+             "abi": manifest["abi_version"]}
     return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -106,7 +106,8 @@ class Cuda:
             found += [f"{self.k.scalar_ctype} p", *DROPOUT]
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
         if self.k.chosen:
-            return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments])
+            layout = ["const int64_t *kfi_layout"] * self.k.apart
+            return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments] + layout)
         return ", ".join(found + ([f"{self.k.scalar_struct} kfi_scalars = {{}}"] if self.k.has_act else []))
 
     @property

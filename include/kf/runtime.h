@@ -28,15 +28,14 @@ extern "C" {
 
 /* ABI: DLPack's numbers. */
 typedef enum kf_device_type_t { KF_DEVICE_CPU = 1, KF_DEVICE_CUDA = 2 } kf_device_type_t;
-enum {
-    KF_DTYPE_FLOAT32 = KF_F32,
-    KF_DTYPE_FLOAT16 = KF_F16,
-    KF_DTYPE_BFLOAT16 = KF_BF16,
-    KF_DTYPE_FLOAT64 = KF_F64,
-    KF_DTYPE_INT32 = KF_I32,
-    KF_DTYPE_INT64 = KF_I64,
-    KF_DTYPE_UINT8 = KF_U8
-};
+/* kf_dtype_t's values by longer names, which #if knows too. */
+#define KF_DTYPE_FLOAT32 0
+#define KF_DTYPE_FLOAT16 1
+#define KF_DTYPE_BFLOAT16 2
+#define KF_DTYPE_FLOAT64 3
+#define KF_DTYPE_INT32 4
+#define KF_DTYPE_INT64 5
+#define KF_DTYPE_UINT8 6
 
 /* An activation by its number, KF_ACTIVATION_* of what `kfgen runtime` writes; users' own are numbers of their own. */
 typedef int32_t kf_activation_t;

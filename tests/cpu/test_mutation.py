@@ -383,6 +383,14 @@ BROKEN = {
     "pairs: no positions are all the first": (
         "kf/core/pairs.h", r"!m->numbers \? row :",
         "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
+    "pairs: frequencies by the position": (
+        "kf/core/pairs.h", r"m->computed \? 0 : position", "m->computed ? position / 4096 : position", ("kf_cpu_rope_computed_f32",)),
+    "normalised heads: both weights' sums in one place": (
+        "kf/core/normed_pairs.h", r"kfi_partial\(m->sums, block, tensor\)",
+        "kfi_partial(m->sums, block, 0)", ("kf_cpu_rope_rms_norm_qk_bwd_f32",)),
+    "normalised heads: what is behind the pairs a vector too early": (
+        "kf/core/normed_pairs.h", r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
+        "p->first[0] = paired ? p->at * p->step : p->at", ("kf_cpu_rope_rms_norm_qk_f32",)),
 }
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(

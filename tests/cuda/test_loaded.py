@@ -38,8 +38,9 @@ def driver():
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
-def test_the_same_bits(request, gpu, driver, f):
-    lib = request.getfixturevalue("products" if f["family"] == "gemm" else "lib")
+def test_the_same_bits(gpu, lib, products, driver, f):
+    if f["family"] == "gemm":
+        lib = products
     shapes = cases.of_form(f, robust.SHAPES) + cases.of_form(f, robust.LARGE)
     if f["family"] == "reduce":
         shapes = shapes + robust.PARTED

@@ -50,7 +50,8 @@ def installed(out):
 @pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++"]))
 @pytest.mark.parametrize("name", C)
 def test_c(name, compiler, prefix, tmp_path):
-    run(*compiler.split(), "-O2", *WARNINGS, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example", "-lm")
+    flags = [*WARNINGS, *(["-Wno-missing-field-initializers"] if "++" in compiler else [])]  # {0} is C's way to begin a struct
+    run(*compiler.split(), "-O2", *flags, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example", "-lm")
     said = run(tmp_path / "example").stdout
     assert said.endswith("\n"), "an example says what it found"
     if name in SAID:

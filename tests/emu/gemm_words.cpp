@@ -281,11 +281,27 @@ static bool picks_few()
     return true;
 }
 
+// The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes element 0 of whatever `c ? A : B` has chosen, where A
+// has one element.
+typedef bool (*tested)(const problem &);
+static int kernels_of(char word, const tested **kernels)
+{
+#define CHOOSE(letter, table) \
+    if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
+    CHOOSE('r', RINGS);
+    CHOOSE('f', FEW);
+    CHOOSE('h', HALVES);
+    CHOOSE('\0', KERNELS);
+    return 0;
+}
+
 int main(int count, char **words)
 {
-    const bool few = count > 3 && words[3][0] == 'f', halves = count > 3 && words[3][0] == 'h', rings = count > 3;
-    const int cases = count > 1 ? std::atoi(words[1]) : 64,
-              kernels = (int)(halves ? sizeof HALVES / sizeof *HALVES : few ? sizeof FEW / sizeof *FEW : rings ? sizeof RINGS / sizeof *RINGS : sizeof KERNELS / sizeof *KERNELS);
+    const char word = count > 3 ? words[3][0] : '\0';
+    const bool rings = count > 3;
+    const tested *run_kernel = nullptr;
+    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = kernels_of(word, &run_kernel);
+    if (kernels == 0) return 2;
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
     if (!picks() || !picks_few()) return 1;
@@ -307,8 +323,8 @@ int main(int count, char **words)
             p.depth = 1 + below(800);
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (few) p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
-        if (!(halves ? HALVES : few ? FEW : rings ? RINGS : KERNELS)[i % kernels](p)) return 1;
+        if (word == 'f') p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
+        if (!run_kernel[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {
         std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);

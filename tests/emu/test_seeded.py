@@ -146,6 +146,12 @@ SEEDED = {
         "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
     "the first head of the other tensor in this one's place": (
         "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
+    "the last head of a block left out of a weight's gradient": (
+        "kf/ops/rope_rms_norm_qk.device.cuh", r"l < per_block; \+\+l", "l + 1 < per_block; ++l", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
+    "a weight's sums read before all have left theirs": (
+        "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
+    "half of the threads of a head": (
+        "kf/core/normed_pairs.cuh", r"by = across / 2", "by = across / 4", ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"), ()),
     "a product's gradient added to all that is there": (
         "kf/core/gemm_sum.cuh", r"values\[e\] \+= \(real\)t\.beta \* old", "values[e] += old", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"), ()),
     "the second product with the first one's weights": (

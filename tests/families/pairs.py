@@ -19,6 +19,11 @@ CALLS = ([(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 
+def extents(call):
+    """(pairs, positions that there are): where angles are computed, any but negative ones."""
+    return (call.sizes[-1], 2**62) if call.f["form"].startswith("computed") else call.sizes[-2:]
+
+
 def prepare(call):
     pass
 
@@ -26,12 +31,14 @@ def prepare(call):
 def draw(rng, call, a, values):
     shape = storage.shape_of(call.f, call.sizes, a)
     if a["kind"] == "number":
-        positions = call.sizes[-1]
+        positions = min(extents(call)[1], 5000)
         found = rng.integers(0, max(positions, 1), shape)
         outside = rng.choice([-1, positions, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
         return np.where(rng.random(shape) < 0.15, outside, found).astype(storage.STORAGE[a["dtype"]])
     if a["role"] != "in":
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    if a["kind"] == "frequency":
+        return storage.from_float(np.exp2(rng.uniform(-13, 0, shape)), a["dtype"])
     if a["kind"] == "angle":
         return storage.from_float(rng.uniform(-1, 1, shape), a["dtype"])
     return storage.draw(rng, shape, a["dtype"], values)
@@ -44,28 +51,33 @@ def sides(call, array, pairs):
 
 
 def check(call, got, weights=None):
-    inputs = [a["name"] for a in call.f["arguments"] if a["role"] == "in" and a["kind"] not in ("angle", "number")]
+    inputs = [a["name"] for a in call.f["arguments"] if a["role"] == "in" and a["kind"] not in ("angle", "frequency", "number")]
     for name, source in zip(got, inputs[-len(got):]):
         if name not in call.drop:
             check_one(call, got, name, source)
 
 
 def check_one(call, got, name, source):
-    dtype, pairs, positions = call.f["dtypes"][0], call.sizes[-2], call.sizes[-1]
+    dtype, (pairs, positions) = call.f["dtypes"][0], extents(call)
     compute, number = "f64" if dtype == "f64" else "f32", call.data["position"]
     number = np.arange(call.sizes[0]) if "position" in call.drop else number
     given = storage.to_float(call.data[source], dtype)
     there = (number >= 0) & (number < positions)
     place = np.where(there, number, 0)
     with np.errstate(all="ignore"):
-        tables = (call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs)) for name_ in ("cosine", "sine"))
-        cosine, sine = (table[place][:, None] for table in tables)
+        if "frequency" in call.data:
+            angle = (place[:, None] * call.data["frequency"].astype(np.float64))[:, None]
+            scale = float(call.scalars["scale"])
+            cosine, sine, off = np.cos(angle) * scale, np.sin(angle) * scale, (2 + np.abs(angle)) * scale  # an angle is rounded
+        else:
+            tables = (call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs)) for name_ in ("cosine", "sine"))
+            (cosine, sine), off = (table[place][:, None] for table in tables), 0.0
         sine = -sine if call.f["bwd"] else sine  # turned back
         a, b = sides(call, given, pairs)
         want, size = given.copy(), np.abs(np.nan_to_num(given, posinf=0.0, neginf=0.0))
         for to, bound, terms in zip(sides(call, want, pairs), sides(call, size, pairs), ((a * cosine, -b * sine), (b * cosine, a * sine))):
             value = np.where(there[:, None, None], terms[0] + terms[1], 0.0 if call.f["bwd"] else np.nan)
-            bound[...] = sum(np.abs(np.nan_to_num(t, posinf=0.0, neginf=0.0)) for t in terms)
+            bound[...] = sum(np.abs(np.nan_to_num(t, posinf=0.0, neginf=0.0)) for t in (*terms, a * off, b * off))
             to[...] = value
     found = storage.to_float(got[name], dtype)
     storage.compare(found, want, dtype, compute, 3, size, 3 * np.ones_like(size), size, False, f"{call.where}: {name}")
@@ -80,3 +92,10 @@ FORMS = {"both": types.SimpleNamespace(
     OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
     CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
     prepare=prepare, draw=draw, check=check)}
+# The same without a table by positions.
+SINGLE = types.SimpleNamespace(SHAPES=SHAPES, MORE=MORE, LARGE=LARGE, OVERFLOWS=OVERFLOWS, CALLS=CALLS)
+for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])):
+    FORMS[_form] = types.SimpleNamespace(
+        SHAPES=[[s[:-1], shift] for s, shift in _of.SHAPES], MORE=[[s[:-1], shift] for s, shift in _of.MORE], LARGE=_of.LARGE[:-1],
+        OVERFLOWS=[(s[:-1], word) for s, word in _of.OVERFLOWS if word != "pairs"], CALLS=tuple([s[:-1] for s in found] for found in _of.CALLS),
+        prepare=prepare, draw=draw, check=check)

@@ -120,8 +120,9 @@ def test_which_inputs_have_a_gradient():
         given = {a["of"]: n for n, a in tensors(FUNCTIONS[f["backward"]]).items() if a["use"] == "gradient"} if f["backward"] else {}
         for name, a in tensors(f).items():
             assert a["gradient"] == given.get(name, ""), (f["name"], name)
-            elem = next((t["shape"] for t in tensors(f).values() if t["kind"] in ("elem", "half")), [])
-            summed = a["use"] == "gradient" and a["role"] != "in" and a["kind"] not in ("elem", "half")
+            whole = {n: t["shape"] for n, t in tensors(f).items() if t["kind"] in ("elem", "half", "halves", "neighbours", "more")}
+            summed = a["use"] == "gradient" and a["role"] != "in" and name not in whole
+            elem = whole.get(name.removeprefix("d").removesuffix("_weight"), next(iter(whole.values()), []))  # k of dk_weight
             along = {extent.rpartition(" * ")[2] for extent in a["shape"]}
             assert a["summed_over"] == ([e for e in elem if e not in along] if summed else []), (f["name"], name)
     assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == ["outer", "length", "inner"]

@@ -42,6 +42,11 @@ def turned(operands):
                                   "outputs": '{ first = "b", second = "a" }', "refs": '{ first = "b", second = "a" }'}, {})
 
 
+def normed(operands, norm):
+    """An op of pairs behind a norm of each head."""
+    return turned(operands).replace('"pairs"', '"normed_pairs"') + f"norm = {norm}\n"
+
+
 HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 
@@ -195,6 +200,17 @@ CASES = {
     "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
     "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
     "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
+    "a table and frequencies": (turned(f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
+                                       'dtype = "acc", grad = false }'), "op.turn", "operands", "not one of pairs", '"frequency"'),
+    "one weight for two tensors": (normed(f'q = {HALVES}, k = "more", w = "scale"', '"head * weight * sum(head)"'), "op.turn", "operands",
+                                   "with a weight for each", 'k_weight = "scale"'),
+    "a norm without a weight": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * sum(head)"'), "op.turn", "norm",
+                                "not an element made of `head`, `weight`", "rsqrt"),
+    "a norm of the largest": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * weight / max(head)"'), "op.turn", "norm",
+                              "not an element made of `head`, `weight`", "rsqrt"),
+    "a norm that reads an operand": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * w * sum(head)"'), "op.turn", "norm",
+                                     "reads `w`", "docs/hacking.md"),
+    "no norm": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', "1"), "op.turn", "norm", "is 1", "head * rsqrt"),
     "a place that has a gradient": (reduce(expr='"argmax(x)"'), "op.total", "outputs", "more than one place and the value there", "grad = false"),
     "a place among other things": (reduce(expr='"argmax(x) + 1"', operands='{ x = { kind = "elem", grad = false } }'), "op.total", "outputs",
                                    "more than one place", "argmax(x)"),

@@ -35,7 +35,7 @@ def result(ops, activation):
     return code, out
 
 
-ALL = {"kfk_add_activation_f32<2147483647", "kfk_add_activation_bwd_f32<2147483647"}
+ALL = {f"kfk_add_activation{bwd}_f32{apart}<2147483647" for bwd in ("", "_bwd") for apart in ("", "_apart")}
 
 
 @pytest.mark.parametrize(("library", "made"), [

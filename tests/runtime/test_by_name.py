@@ -121,3 +121,18 @@ def test_a_plan_that_takes_blocks(ops, ctx):
     assert ops.fails(ops.plan_run(plan, pointers(x, None, room), None), "ERROR_NULL_POINTER", "kf_cpu_add_f32: b is NULL")
     assert np.array_equal(room, before)
     ops.destroy(("plan", plan), *(("tensor", h) for h in handles.values()))
+
+
+def test_sizes_that_several_tensors_say(ops, ctx):
+    """Of rows of a table, and of pairs by positions: what is missing, and what does not fit the others, is named."""
+    f = of("embedding")
+    table, index, out = (ops.create(ctx, shape, dtype) for shape, dtype in [((5, 3), 0), ((2, 2), 5), ((2, 2, 3), 0)])
+    wrong, column = ops.create(ctx, (2, 3, 3)), ops.create(ctx, (5,))
+    for tensors, code, words in [
+            ({}, "SUCCESS", ()), ({"weight": None}, "ERROR_NULL_POINTER", ("kf_fused_embedding: weight is NULL",)),
+            ({"out": wrong}, "ERROR_SHAPE", ("out is [2, 3, 3], expected [2, 2, 3]",)),
+            ({"weight": column}, "ERROR_SHAPE", ("weight is [5], expected 2 dimensions",)),
+            ({"out": column}, "ERROR_SHAPE", ("out is [5], expected [2, 2, 3]",))]:
+        found = ops.call(ctx, f, {"weight": table, "index": index, "out": out} | tensors, 0, {"padding_idx": -1, "scale": 1.0})
+        assert found == 0 if code == "SUCCESS" else ops.fails(found, code, *words), ops.detail
+    ops.destroy(*(("tensor", t) for t in (table, index, out, wrong, column)))

@@ -107,3 +107,21 @@ def test_copies(ops, ctx, seed):
         assert ops.tensor_copy(to, wide, None) == 0, ops.detail
         assert np.array_equal(around, wanted), (seed, shape, source.strides, target.strides)
         ops.destroy(*(("tensor", t) for t in (to, start, wide)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=[str(np.dtype(t)) for t in DTYPES.values()])
+def test_copies_of_long_rows(ops, ctx, dtype):
+    """Rows that have blocks of their own, by vectors and by single elements, and one that ends within a block; planes of more than a tile."""
+    rng = np.random.default_rng(dtype)
+    for shape, pitches, other in [((3, 4099), (5, 3), False), ((2, 4112), (16, 48), False), ((2, 1030), (0, 9), False), ((150, 67), (0, 5), True)]:
+        room = [np.zeros((shape[0], shape[1] + more), DTYPES[dtype]) for more in pitches]
+        target, source = (r[:, :shape[1]] for r in room)
+        if other:
+            source = np.zeros(shape[::-1], DTYPES[dtype]).T
+        source[...] = rng.integers(0, 100, shape)
+        wanted = room[0].copy()
+        wanted[:, :shape[1]] = source
+        to, start = ops.over(ctx, target, dtype), ops.over(ctx, source, dtype)
+        assert ops.tensor_copy(to, start, None) == 0, ops.detail
+        assert np.array_equal(room[0], wanted), shape
+        ops.destroy(("tensor", to), ("tensor", start))

@@ -8,6 +8,7 @@ import cases
 import checks
 import kflib
 from kfgen import spec
+from kfgen.families import FAMILIES
 from kfgen.render import Renderer, Selection
 
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
@@ -90,6 +91,19 @@ operands.<i> = { kind = "number", dtype = "I", grad = false }
 scalars = { <s> = 2.0 }
 outputs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
 refs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
+"""],
+    "normed_pairs": ["""
+operands.<x> = { kind = "neighbours", parts = ["<a>", "<b>"] }
+operands.<k> = "more"
+operands.<w> = "scale"
+operands.<v> = "scale"
+operands.<c> = { kind = "angle", dtype = "acc", grad = false }
+operands.<d> = { kind = "angle", dtype = "acc", grad = false }
+operands.<i> = { kind = "number", dtype = "I", grad = false }
+scalars = { <s> = 2.0, <e> = 1.0 }
+norm = "head * rsqrt(mean(head * head) + <s>) * weight"
+outputs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
+refs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
 """],
     "gemm": ["""
 operands = { <x> = "left", <g> = "left", <w> = "right", <r> = "row", <e> = "elem" }
@@ -174,7 +188,7 @@ def pairs(family, folder):
     plain = "\n".join(op(family, f"plain{i}", entry, plain_names(entry)) for i, entry in enumerate(ENTRIES[family]))
     made = Renderer(selected(plain), family).render()
     names, longer = identifiers(text for header, text in made.items() if header.startswith("kf/user/") and "/activations" not in header)
-    names = [n for n in names if (family, n) != ("gemm", "acc")]  # what an entry calls an element of the product, and nothing saved
+    names = [n for n in names if n not in FAMILIES[family].names]  # what expressions of the family alone read
     odd = spread(family, names, longer)
     wanted = selected(plain + "\n".join(op(family, f"odd{i}", ENTRIES[family][number], taken) for i, (number, taken) in enumerate(odd)))
     functions = {f["name"]: f for f in kflib.write(wanted, folder, spec.user_stem([path]))}

@@ -2,6 +2,7 @@
 """Functions on tensors, as `kfgen runtime` writes them, as a library for ctypes; and calls of them with tensors of many dimensions."""
 
 import ctypes
+import subprocess
 
 import emulator
 import kflib
@@ -18,6 +19,9 @@ SHAPES = {
     "flat": {"n": (2, 3, 4)}, "rows": {"rows": (2, 3), "cols": (40,)}, "axis": {"outer": (2, 3), "axis": (5,), "inner": (2, 2)},
     "planes": {"outer": (2,), "channels": (3,), "inner": (2, 5)}, "channels": {"outer": (4,), "channels": (3,), "inner": (5, 2)},
     "heads": {"batch": (2, 2), "heads": (2,), "queries": (3,), "keys": (8,)},
+    "lookup": {"rows": (2, 3), "cols": (8,), "vocab": (7,)},
+    "paired": {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
+    "both": {"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
     "groups": {"outer": (3,), "length": (), "groups": (2,), "channels": (6,), "inner": (2, 3)},
     **{form: {"batch": (2,), "rows": (2, 3) if form[0] == "n" else (6,), "cols": (33,), "depth": (20,)} for form in ("nt", "nn", "tn", "tt")}}
 
@@ -44,6 +48,13 @@ def compile_emulated(folder, made, *defined):
     link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain")]
     return runtime_api.compile_library(folder, *own, "-DKFI_RT_BLOCK_OF_GPU=1000", *defined, compiler="g++ -std=c++17", warnings=(), link=link,
                                        text='#include "emulated_memory.h"\n' + IMPLEMENTATION, name="emulated.cpp")
+
+
+def compile_on_a_gpu(folder, made):
+    (folder / "ops.cu").write_text(IMPLEMENTATION)
+    flags = ["-O2", "-arch=native", "-DKF_RUNTIME_CPU=0", "-Xcompiler", "-fPIC", "-shared", f"-I{kflib.ROOT / 'include'}", *include(folder, made)]
+    subprocess.run(["nvcc", *flags, folder / "ops.cu", "-o", folder / "libops.so"], check=True)
+    return folder / "libops.so"
 
 
 # How a function is called: by its own name, by what kf_op_lookup finds, by a plan.

@@ -135,7 +135,8 @@ class MapCuda(Cuda):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
-        found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else ["kfi_each each"] + (["kfi_rows g"] if self.k.grid else [])
+        each = "kfi_apart each" if self.k.apart else "kfi_each each"
+        found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else [each] + (["kfi_rows g"] if self.k.grid else [])
         found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
@@ -144,6 +145,12 @@ class MapCuda(Cuda):
         found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
         found += ["kfi_g", "kfi_totals"] if self.k.sums else ["kfi_e"] + ["kfi_g"] * bool(self.k.grid)
         return self.launched(*found, *self.k.used_scalars)
+
+    @property
+    def places(self):
+        """Which of the launcher's tensors each of a kernel's is."""
+        k, at = self.k, self.k.tensor_names.index
+        return [f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name) for s in k.loads + k.stores]
 
     @property
     def passed_on(self):
@@ -155,7 +162,7 @@ class MapCuda(Cuda):
 
     @property
     def template(self):
-        return "map_sum" if self.k.sums else "map_each"
+        return "map_sum" if self.k.sums else "map_apart" if self.k.apart else "map_each"
 
     @property
     def shape(self):
@@ -175,6 +182,8 @@ class MapCuda(Cuda):
         if self.k.sums:
             modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.k.has_channel else [])
             return [kernel(vec, mode) for mode in modes for vec in (self.vec, 1)]
+        if self.k.apart:
+            return [kernel(self.vec)]
         shapes = [(self.vec, self.unroll) if self.unroll > 1 else None, (self.vec, 1), (1, 1)]
         if not self.k.grid:
             return [kernel(*s) if s else NONE for s in shapes]

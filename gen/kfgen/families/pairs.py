@@ -14,13 +14,26 @@ from kfgen.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
 MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
+ANGLES = ("angle", "frequency")  # tables: a row for each position; one, of which positions are multiples
 COUNTED = "0 to rows - 1"  # what no positions stand for
 
 
 class PairsKernel(Kernel):
+    weights = ANGLES  # kinds of operands that are the same in every call
+
     @property
     def form(self):
-        return "both" if self.second_source else "paired"
+        return ("computed_" if self.computed else "") + ("both" if self.second_source else "paired")
+
+    @property
+    def computed(self):
+        """Whether angles are made of a row's position itself, which may be any: there is no table by positions."""
+        return any(s.kind == "frequency" for s in self.angles)
+
+    @property
+    def position_count(self):
+        """The call's positions in generated code."""
+        return "KFI_ANY_POSITION" if self.computed else "positions"
 
     @functools.cached_property
     def cuda(self):
@@ -34,12 +47,12 @@ class PairsKernel(Kernel):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "angle" else "input", o.dtype, o.values,
+        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in self.weights else "input", o.dtype, o.values,
                                 absent=COUNTED if o.kind == "number" else None) for o in op.operands]
         x = next(s for s in self.operands if s.kind in PAIRED)
         more = next((s for s in self.operands if s.kind == MORE), None)
         self.number = next(s for s in self.operands if s.kind == "number")
-        self.angles = [s for s in self.operands if s.kind == "angle"]
+        self.angles = [s for s in self.operands if s.kind in ANGLES]
         self.neighbours = x.kind == "neighbours"
         if not self.bwd:
             self.inputs, self.source, self.second_source = self.operands, x, more
@@ -79,7 +92,7 @@ class PairsKernel(Kernel):
         return [s for s in self.angles if s.reads != "never"]
 
     def below(self, stream):
-        return "positions" if stream is self.number else None
+        return "positions" if stream is self.number and not self.computed else None
 
     def touched(self, stream):
         """Of a table the row of each position."""
@@ -91,7 +104,7 @@ class PairsKernel(Kernel):
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/pairs.cuh and pairs.h read it."""
-        return "".join({"angle": "a", "number": "n", MORE: "m"}.get(s.kind, "e") for s in self.inputs + self.outputs)
+        return "".join({"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(s.kind, "e") for s in self.inputs + self.outputs)
 
     @property
     def head_counts(self):
@@ -107,24 +120,27 @@ class Pairs(Family):
                         "number": "rows"}}
     forms["both"] = {**forms["paired"], MORE: "rows, kv_heads, dim"}
     sizes = {"paired": "rows, heads, dim, pairs, positions", "both": "rows, heads, kv_heads, dim, pairs, positions"}
-    kinds = (*PAIRED, MORE, "angle", "number")
+    for form in ("paired", "both"):  # the same without a table by positions
+        forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
+        sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
+    kinds = (*PAIRED, MORE, *ANGLES, "number")
     whole = (*PAIRED, MORE)
     parts = dict.fromkeys(PAIRED, 2)
     indices = ("number", MORE)  # the other tensor's elements have the first one's names
-    codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "number": 4}
+    codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "frequency": 2, "number": 4}
 
     def dtypes(self, kind, grad):
-        return {"number": ("I",), "angle": ("acc",)}.get(kind, ())
+        return {"number": ("I",), "angle": ("acc",), "frequency": ("acc",)}.get(kind, ())
 
     def check_operands(self, f, operands):
-        of = [[o for o in operands if o.kind in kinds] for kinds in (PAIRED, ("number",), ("angle",), (MORE,))]
+        of = [[o for o in operands if o.kind in kinds] for kinds in (PAIRED, ("number",), ANGLES, (MORE,))]
         fixed = all(not o.grad for o in of[1] + of[2]) and all(o.dtype == "I" for o in of[1]) and all(o.dtype == "acc" for o in of[2])
         more = {f"{d}{o.name}_out" for o in of[0] + of[3] for d in ("", "d")} if of[3] else set()
         for name in sorted(more & {v for o in operands for v in (o.name, *o.values)}):
             raise f.error("operands", f"`{name}` is a result or its gradient", "rename it")
-        if [len(found) for found in of[:2]] != [1, 1] or len(of[2]) > 8 or len(of[3]) > 1 or not fixed:
+        if [len(found) for found in of[:2]] != [1, 1] or len(of[2]) > 8 or len(of[3]) > 1 or not fixed or len({o.kind for o in of[2]}) > 1:
             fix = ('give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
-                   'tables, "angle", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"')
+                   'tables, all "angle" or all "frequency", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"')
             raise f.error("operands", "are not one of pairs and one of positions, beside tables", fix)
 
     def graph(self, op):
@@ -138,9 +154,13 @@ class Pairs(Family):
         lib = LIBRARIES[library]
         number = k.number.name
         lines = [f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
-                 f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
-                 f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}"]
-        lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
+                 f"there_ = ({number} >= 0).reshape(rows, 1, 1)" if k.computed else
+                 f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)"]
+        if k.computed:
+            lines += [f"{number} = {number}.reshape(rows, 1, 1)", *(f"{s.name} = {s.name}.reshape(1, 1, pairs)" for s in k.read_angles)]
+        else:
+            lines.append(f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}")
+            lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
         first, second = ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
         own, texts = elementwise(k, act, library)
         outside = "0.0" if k.bwd else "float('nan')"

@@ -12,6 +12,7 @@ class PairsC(C):
     def code(self):
         """(lines, the text of each of the two results)."""
         env = {p: f"{p}_j" for s in self.k.paired for p in s.parts} | {s.name: f"{s.name}_j" for s in self.k.read_angles}
+        env[self.k.number.name] = "kfi_position"
         return emit(self.k.graph, self.k.roots, self.target(self.k.acts[0]), env, fixed={})
 
     @property

@@ -18,6 +18,7 @@ class PairsCuda(Cuda):
     def code(self):
         """(lines, the text of each of the two results)."""
         env = {p: f"{p}_f[e]" for s in self.k.paired for p in s.parts} | {s.name: f"{s.name}_f[e]" for s in self.k.read_angles}
+        env[self.k.number.name] = f"({self.k.dtype.compute_ctype}){self.k.number.name}_i"
         return emit(self.k.graph, self.k.roots, self.target(CHEAP), env, fixed={})
 
     @property

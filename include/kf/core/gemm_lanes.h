@@ -65,7 +65,11 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(fma)(KFI_MM_VECTOR a, KFI_MM_VECTOR b, KF
     return a * b + c;
 #endif
 }
-KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(all)(KFI_MM_REAL v) { return v - (KFI_MM_VECTOR)KFI_GEMM_ZERO; }
+KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(all)(KFI_MM_REAL v)
+{
+    const KFI_MM_VECTOR zero = {0};
+    return v - zero;
+}
 
 /* Elements that lie side by side, as numbers. */
 KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load)(const KFI_MM_ELEMENT *from)

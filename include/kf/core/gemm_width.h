@@ -12,11 +12,6 @@
 #endif
 #define KFI_GEMM_INLINE KFI_GEMM_TARGET KFI_INLINE
 #define KFI_GEMM_FUNCTION KFI_GEMM_TARGET static KFI_APART KFI_GEMM_UNUSED
-#if KFI_GEMM_BYTES == 0
-#define KFI_GEMM_ZERO 0
-#else
-#define KFI_GEMM_ZERO {0}
-#endif
 
 #define KFI_GEMM_TYPE f32
 #define KFI_GEMM_KIND 0
@@ -37,7 +32,6 @@
 #undef KFI_GEMM_TARGET
 #undef KFI_GEMM_INLINE
 #undef KFI_GEMM_FUNCTION
-#undef KFI_GEMM_ZERO
 #undef KFI_GEMM_BYTES
 
 #endif

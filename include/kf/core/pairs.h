@@ -22,12 +22,13 @@ typedef struct {
     const char *element_codes; /* of each tensor: a as a table, n as the positions, e as rows x heads x dim, m as another one of more heads */
     const void *numbers;
     int number_size, size, angle_size; /* bytes of a position, of an element, of a table's */
+    int computed;                      /* whether tables have one row, for all positions */
     int beside;                        /* whether the elements of a pair lie side by side */
     int outside;                       /* the bytes of what has no such position: NaN in every dtype, or 0 */
     int sources, tables;
     const void *source[2][2], *angles[KFI_PAIR_TABLES]; /* source: of both tensors; of the first one what lies behind the pairs is copied */
     void *to[2]; /* NULL: not wanted */
-    void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to,
+    void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to, kf_i64 position,
                  int count); /* whole KFI_PIECEs */
     const void *scalars;
     kf_i64 rows, heads[2], dim, pairs, positions, per_block;
@@ -62,7 +63,7 @@ KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, int tensor, kf_i64 head, kf
             memset((char *)sides[s] + count * size, 0, (size_t)((whole - count) * size));
         }
         for (int t = 0; t < m->tables; ++t) {
-            const char *table = (const char *)m->angles[t] + (position * m->pairs + i) * m->angle_size;
+            const char *table = (const char *)m->angles[t] + ((m->computed ? 0 : position * m->pairs) + i) * m->angle_size;
             angles[t] = table;
             if (whole > count) {
                 memcpy(tables[t], table, (size_t)(count * m->angle_size));
@@ -70,7 +71,7 @@ KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, int tensor, kf_i64 head, kf
                 angles[t] = tables[t];
             }
         }
-        m->part(m->scalars, from, angles, to, whole);
+        m->part(m->scalars, from, angles, to, position, whole);
         for (int s = 0; s < 2; ++s) kfi_pair_move((char *)m->to[tensor] + place[s] * size, step, made[s], 1, count, size);
     }
 }

@@ -49,16 +49,21 @@ static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
     if (g->ndim) g->ndim = last + 1;
     if (!g->ndim) g->ndim = 1, g->size[0] = 1;
 }
-/* Dimensions in the order of the first output's memory. */
-static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m)
+/* The first output that there is. */
+static int kfi_rt_first_output(const kfi_rt_call *c)
+{
+    int by = 0;
+    while (by < c->op->operand_count - 1 && !(c->tensors[by] && c->op->operands[by].is_out)) ++by;
+    return by;
+}
+/* Dimensions in the order of the memory of operand `by`. */
+static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, int by)
 {
     const kfi_rt_op *const op = c->op;
     const int count = op->operand_count, cut = op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
     kfi_rt_grid g;
-    int by = 0;
     memset(&g, 0, sizeof g);
     g.widest = 1;
-    while (by < count - 1 && !(c->tensors[by] && op->operands[by].is_out)) ++by;
     for (int k = 0; k < count; ++k) {
         const kf_tensor_t *const t = c->tensors[k];
         g.rest[k] = !t || op->any_order ? KF_MAX_DIMS : kfi_rt_is_cut(op, k) ? cut : 0;
@@ -124,13 +129,15 @@ static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_
 }
 static int kfi_rt_lies_dense(const kfi_rt_pair *p) { return p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1); }
 
-/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the launcher's workspace. */
+/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the launcher's workspace. moved: a bit for each
+   operand that it is for. */
 typedef struct {
     char *of[KFI_RT_TENSORS], *workspace;
     size_t workspace_bytes;
     void *all;
 } kfi_rt_room;
-static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b, kfi_rt_room *room)
+static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b, unsigned moved,
+                                    kfi_rt_room *room)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     size_t at[KFI_RT_TENSORS], bytes = 0;
@@ -146,7 +153,7 @@ static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const 
     bytes = (room->workspace_bytes + 255) / 256 * 256;
     for (int k = 0; k < c->op->operand_count; ++k) {
         at[k] = bytes;
-        if (!m->t[k]) continue;
+        if (!m->t[k] || !(moved >> k & 1)) continue;
         const int64_t elements = g->elements[k] * (kfi_rt_is_cut(c->op, k) ? sizes[0] : 1);
         bytes += ((size_t)elements * kfi_rt_width(c->tensors[k]->dtype) + 255) / 256 * 256;
     }
@@ -186,7 +193,7 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
                           : device->move(op->name, c->ctx, room->of[k], own, &p, width, c->stream);
         }
         if (pass == 0 && result == KF_SUCCESS)
-            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL, room->workspace_bytes);
+            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL, room->workspace_bytes, 0);
     }
     *cut = whole;
     return result;
@@ -206,13 +213,13 @@ static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
 }
 static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
 {
-    const kfi_rt_grid g = kfi_rt_make_grid(c, m);
+    const kfi_rt_grid g = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
     const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU
                           : kfi_rt_goes_across(c, &g)            ? KFI_RT_ACROSS
                                                                  : KFI_RT_BLOCK;
     kfi_rt_block b = kfi_rt_first_block(&g, limit > g.widest ? limit / g.widest : 1);
     kfi_rt_room room;
-    kf_result_t result = kfi_rt_make_room(c, m, &g, &b, &room);
+    kf_result_t result = kfi_rt_make_room(c, m, &g, &b, ~0u, &room);
     if (result != KF_SUCCESS) return result;
     int more = 1;
     while (more && result == KF_SUCCESS) {

@@ -4,7 +4,7 @@
 #define KF_RUNTIME_CALL_H
 
 #include "kf/runtime/copy.h"
-#include "kf/runtime/blocks.h"
+#include "kf/runtime/apart.h"
 #include "kf/runtime/strides.h"
 
 /* The launcher's scalars: the op's, the activation's; p. */
@@ -76,7 +76,11 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
     if (result != KF_SUCCESS) return result;
     int64_t elements = 1; /* of none the launcher knows what to do, whichever way they lie */
     for (int i = 0; i < m->ndim; ++i) elements *= m->shape[i];
-    return elements ? kfi_rt_run_blocks(c, m) : kfi_rt_run_whole(c, m);
+    if (!elements) return kfi_rt_run_whole(c, m);
+#ifdef KFI_RT_KERNELS
+    if (kfi_rt_has_apart(c, m)) return kfi_rt_run_apart(c, m);
+#endif
+    return kfi_rt_run_blocks(c, m);
 }
 static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {

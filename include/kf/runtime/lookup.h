@@ -95,9 +95,10 @@ const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const 
                            "is %.60s, which this program does not have (kfgen runtime --ops)", name);
     if (!with_activation)
         return KFI_RT_NULL(const kf_op_t, KF_ERROR_UNSUPPORTED, function, "activation",
-                           "is %d, which %.60s does not have in this program (kfgen runtime --activations)", (int)activation, name);
+                           "is %d, which %.60s does not have in this program (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           (int)activation, name);
     return KFI_RT_NULL(const kf_op_t, KF_ERROR_DTYPE, function, "dtypes",
-                       "are %s%s%s, which %.60s does not have in this program (kfgen runtime --dtypes)",
+                       "are %s%s%s, which %.60s does not have in this program (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
                        count ? kfi_rt_dtype(dtypes[0]) : "none", count > 1 ? ", " : "", count > 1 ? kfi_rt_dtype(dtypes[1]) : "", name);
 }
 kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info)

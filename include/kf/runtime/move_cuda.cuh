@@ -7,8 +7,7 @@
 #include "kf/core/map.cuh"
 
 #define KFI_RT_MOVE_THREADS 256
-#define KFI_RT_MOVE_UNITS 1024 // of a block
-#define KFI_RT_MOVE_TILE 32
+#define KFI_RT_MOVE_AT_ONCE 4 // units of short rows that a thread has on their way
 
 #define KFI_RT_MOVE_KERNELS                                                                                                                \
     KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>), KFI_ADDRESS(kfk_rt_rows<8>),                    \
@@ -32,6 +31,10 @@ template <> struct kfi_rt_unit<16> {
     typedef uint4 type;
 };
 
+// Units that a thread moves, and elements of a tile's side: 32 bytes or more of a thread on their way, a sector or more of a warp's access.
+#define KFI_RT_UNITS(width) ((width) >= 8 ? 4 : (width) == 4 ? 8 : 16)
+#define KFI_RT_SIDE(width) ((width) < 4 ? 64 : 32)
+
 // Outer dimensions, the innermost first: of index i, i % size is along this one.
 struct kfi_rt_outer {
     int count;
@@ -51,37 +54,66 @@ KFI_DEVICE void kfi_rt_find(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_
 #endif
 
 // Rows that both sides go over in one order. Units of `width` bytes: an element, or several that lie side by side in both.
-// A block has 1 << log units of each of KFI_RT_MOVE_UNITS >> log rows.
+// A block has 1 << log units of each of several rows, or `is_long`: all of one row.
 struct kfi_rt_rows {
     kfi_rt_outer outer;
     kfi_divisor chunks; // blocks of a row
     kf_i64 rows, cols, to, from;
-    int log;
+    int log, is_long;
 };
-template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_rows(char *to, const char *from, const kfi_rt_rows r)
-{
 #ifdef KFI_DEVICE_PASS
-    constexpr int each = KFI_RT_MOVE_UNITS / KFI_RT_MOVE_THREADS;
-    const kf_i64 group = kfi_divide(blockIdx.x, r.chunks), chunk = blockIdx.x - group * (kf_i64)r.chunks.d;
+template <int width> KFI_DEVICE void kfi_rt_move_long(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row, kf_i64 first)
+{
     typedef typename kfi_rt_unit<width>::type unit_type;
+    constexpr int each = KFI_RT_UNITS(width);
     unit_type unit[each];
-    char *target[each];
+    kf_i64 to_at = first * r.to, from_at = first * r.from;
+    kfi_rt_find(r.outer, row, &to_at, &from_at);
+    to += to_at * width;
+    from += from_at * width;
+    const kf_i64 left = r.cols - first, to_step = r.to * (KFI_RT_MOVE_THREADS * width), from_step = r.from * (KFI_RT_MOVE_THREADS * width);
 #pragma unroll
-    for (int k = 0; k < each; ++k) {
-        const int u = (int)threadIdx.x + k * KFI_RT_MOVE_THREADS;
-        const kf_i64 col = (chunk << r.log) + (u & ((1 << r.log) - 1)), row = group * (KFI_RT_MOVE_UNITS >> r.log) + (u >> r.log);
+    for (int k = 0; k < each; ++k)
+        if (k * KFI_RT_MOVE_THREADS < left) unit[k] = *(const unit_type *)(from + k * from_step);
+#pragma unroll
+    for (int k = 0; k < each; ++k)
+        if (k * KFI_RT_MOVE_THREADS < left) *(unit_type *)(to + k * to_step) = unit[k];
+}
+// Units `first` to first + KFI_RT_MOVE_AT_ONCE blocks of a rectangle of rows.
+template <int width>
+KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row0, kf_i64 col0, int first)
+{
+    typedef typename kfi_rt_unit<width>::type unit_type;
+    unit_type unit[KFI_RT_MOVE_AT_ONCE];
+    char *target[KFI_RT_MOVE_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < KFI_RT_MOVE_AT_ONCE; ++k) {
+        const int u = first + k * KFI_RT_MOVE_THREADS;
+        const kf_i64 col = col0 + (u & ((1 << r.log) - 1)), row = row0 + (u >> r.log);
         kf_i64 to_at = col * r.to, from_at = col * r.from;
-        const bool is_inside = row < r.rows && col < r.cols;
         target[k] = nullptr;
-        if (is_inside) {
+        if (row < r.rows && col < r.cols) {
             kfi_rt_find(r.outer, row, &to_at, &from_at);
             target[k] = to + to_at * width;
             unit[k] = *(const unit_type *)(from + from_at * width);
         }
     }
 #pragma unroll
-    for (int k = 0; k < each; ++k)
+    for (int k = 0; k < KFI_RT_MOVE_AT_ONCE; ++k)
         if (target[k]) *(unit_type *)target[k] = unit[k];
+}
+#endif
+template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_rows(char *to, const char *from, const kfi_rt_rows r)
+{
+#ifdef KFI_DEVICE_PASS
+    constexpr int each = KFI_RT_UNITS(width), units = each * KFI_RT_MOVE_THREADS;
+    const kf_i64 group = kfi_divide(blockIdx.x, r.chunks), chunk = blockIdx.x - group * (kf_i64)r.chunks.d;
+    if (r.is_long) {
+        kfi_rt_move_long<width>(to, from, r, group, chunk * units + threadIdx.x);
+        return;
+    }
+    for (int k = 0; k < each; k += KFI_RT_MOVE_AT_ONCE)
+        kfi_rt_move_short<width>(to, from, r, group * (units >> r.log), chunk << r.log, (int)threadIdx.x + k * KFI_RT_MOVE_THREADS);
 #endif
 }
 
@@ -91,28 +123,33 @@ struct kfi_rt_planes {
     kfi_divisor across, down; // tiles along cols, along rows
     kf_i64 rows, cols, to_row, to_col, from_row, from_col;
 };
-// A warp reads along rows and writes along cols.
+// A warp reads along rows and writes along cols. A row of the tile is an odd number of 4-byte words, or of 8-byte ones: its columns lie in
+// different banks.
 template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_rt_unit<width>::type unit_type;
-    __shared__ unit_type tile[KFI_RT_MOVE_TILE][KFI_RT_MOVE_TILE + 1];
-    const kf_i64 above = kfi_divide(blockIdx.x, p.across), col0 = (blockIdx.x - above * (kf_i64)p.across.d) * KFI_RT_MOVE_TILE;
-    const kf_i64 plane = kfi_divide(above, p.down), row0 = (above - plane * (kf_i64)p.down.d) * KFI_RT_MOVE_TILE;
-    const int lane = (int)threadIdx.x % KFI_RT_MOVE_TILE, first = (int)threadIdx.x / KFI_RT_MOVE_TILE;
+    constexpr int side = KFI_RT_SIDE(width), step = KFI_RT_MOVE_THREADS / side, each = side / step;
+    __shared__ unit_type tile[side][side + (width < 4 ? 4 / width : 1)];
+    const kf_i64 above = kfi_divide(blockIdx.x, p.across), col0 = (blockIdx.x - above * (kf_i64)p.across.d) * side;
+    const kf_i64 plane = kfi_divide(above, p.down), row0 = (above - plane * (kf_i64)p.down.d) * side;
+    const int lane = (int)threadIdx.x % side, first = (int)threadIdx.x / side;
     kf_i64 to_at = 0, from_at = 0;
     kfi_rt_find(p.outer, plane, &to_at, &from_at);
+    from += (from_at + (row0 + lane) * p.from_row + (col0 + first) * p.from_col) * width;
+    to += (to_at + (row0 + first) * p.to_row + (col0 + lane) * p.to_col) * width;
+    const kf_i64 from_step = p.from_col * (step * width), to_step = p.to_row * (step * width);
+    unit_type unit[each];
 #pragma unroll
-    for (int k = first; k < KFI_RT_MOVE_TILE; k += KFI_RT_MOVE_THREADS / KFI_RT_MOVE_TILE) {
-        if (row0 + lane < p.rows && col0 + k < p.cols)
-            tile[lane][k] = *(const unit_type *)(from + (from_at + (row0 + lane) * p.from_row + (col0 + k) * p.from_col) * width);
-    }
+    for (int k = 0; k < each; ++k)
+        if (row0 + lane < p.rows && col0 + first + k * step < p.cols) unit[k] = *(const unit_type *)(from + k * from_step);
+#pragma unroll
+    for (int k = 0; k < each; ++k)
+        if (row0 + lane < p.rows && col0 + first + k * step < p.cols) tile[lane][first + k * step] = unit[k];
     __syncthreads();
 #pragma unroll
-    for (int k = first; k < KFI_RT_MOVE_TILE; k += KFI_RT_MOVE_THREADS / KFI_RT_MOVE_TILE) {
-        if (row0 + k < p.rows && col0 + lane < p.cols)
-            *(unit_type *)(to + (to_at + (row0 + k) * p.to_row + (col0 + lane) * p.to_col) * width) = tile[k][lane];
-    }
+    for (int k = 0; k < each; ++k)
+        if (row0 + first + k * step < p.rows && col0 + lane < p.cols) *(unit_type *)(to + k * to_step) = tile[first + k * step][lane];
 #endif
 }
 
@@ -179,11 +216,13 @@ static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pai
     kfi_rt_rows r;
     r.rows = kfi_rt_outer_of(&p, in, in, &r.outer);
     r.cols = p.size[in], r.to = p.to[in], r.from = p.from[in];
-    r.log = kfi_rt_log((int)kfi_clamp(r.cols, 1, KFI_RT_MOVE_UNITS));
+    const int units = KFI_RT_UNITS(unit) * KFI_RT_MOVE_THREADS;
+    r.log = kfi_rt_log((int)kfi_clamp(r.cols, 1, units));
+    r.is_long = 1 << r.log == units;
     const kf_i64 chunks = kfi_ceil(r.cols, (kf_i64)1 << r.log);
     r.chunks = kfi_make_divisor(chunks);
     void *args[] = {&to, &from, &r};
-    return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, KFI_RT_MOVE_UNITS >> r.log), args, stream);
+    return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, units >> r.log), args, stream);
 }
 static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_pair *p, int along_to, int along_from, size_t width,
                                       const kf_stream_t *stream)
@@ -193,10 +232,10 @@ static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_p
     const kf_i64 planes = kfi_rt_outer_of(p, along_to, along_from, &q.outer);
     q.rows = p->size[along_from], q.cols = p->size[along_to];
     q.to_row = p->to[along_from], q.to_col = p->to[along_to], q.from_row = p->from[along_from], q.from_col = p->from[along_to];
-    const kf_i64 across = kfi_ceil(q.cols, KFI_RT_MOVE_TILE), down = kfi_ceil(q.rows, KFI_RT_MOVE_TILE);
+    const kf_i64 across = kfi_ceil(q.cols, KFI_RT_SIDE(width)), down = kfi_ceil(q.rows, KFI_RT_SIDE(width));
     q.across = kfi_make_divisor(across), q.down = kfi_make_divisor(down);
     void *args[] = {&to, &from, &q};
-    return kfi_rt_move_launch(kernels[5 + kfi_rt_log((int)width)], planes * across * down, args, stream);
+    return kfi_rt_move_launch(kernels[5 + kfi_rt_log(width)], planes * across * down, args, stream);
 }
 static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *to, const char *from, const kfi_rt_pair *p,
                                     size_t width, const kf_stream_t *stream)

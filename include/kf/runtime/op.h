@@ -7,23 +7,41 @@
 #include "kf/runtime/pair.h"
 
 #define KFI_RT_TENSORS 24
-#define KFI_RT_SIZES 5
+#define KFI_RT_SIZES 6
 #define KFI_RT_SCALARS 16
-#define KFI_RT_P (KFI_RT_SCALARS - 1)    /* the place of a dropout's probability, behind all others */
-#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* and that of beta */
-#define KFI_RT_DIMS (KF_MAX_DIMS + 2)    /* of elements whose dimensions are those of several tensors */
+#define KFI_RT_P (KFI_RT_SCALARS - 1)            /* the place of a dropout's probability, behind all others */
+#define KFI_RT_BETA (KFI_RT_SCALARS - 2)         /* and that of beta */
+#define KFI_RT_DIMS (KF_MAX_DIMS + KFI_RT_SIZES) /* of elements whose dimensions are those of several tensors */
 
 /* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU, where one serves them all: a bit for each
-   number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. */
+   number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. And which dtypes:
+   1 << KF_DTYPE_FLOAT32 | 1 << KF_DTYPE_BFLOAT16 leaves out functions whose elements are of any other; the whole numbers of labels and
+   indices are always there. KF_RUNTIME_CPU 0 leaves out all functions for tensors of the CPU, of a file that nvcc compiles. */
 #ifndef KF_RUNTIME_ACTIVATIONS
 #define KF_RUNTIME_ACTIVATIONS (-1)
 #endif
 #ifndef KF_RUNTIME_FAST
 #define KF_RUNTIME_FAST 0
 #endif
+#ifndef KF_RUNTIME_DTYPES
+#define KF_RUNTIME_DTYPES (-1)
+#endif
+#ifndef KF_RUNTIME_CPU
+#define KF_RUNTIME_CPU 1
+#endif
 #define KFI_RT_HAS(id) ((id) > 62 || ((KF_RUNTIME_ACTIVATIONS) + 0ll) >> ((id) % 63) & 1)
+#define KFI_RT_TAKES(dtypes) (((KF_RUNTIME_DTYPES) & (dtypes)) == (dtypes))
 #define KFI_RT_NO_ACTIVATION 0x7fffffff /* the number of one that was left out */
 #define KFI_RT_IS_FAST(id) ((id) < 63 && ((KF_RUNTIME_FAST) + 0ll) >> ((id) % 63) & 1)
+
+/* #if takes an enumerator, KF_BF16, for 0. */
+#if (KF_RUNTIME_DTYPES) == 1
+typedef char kfi_rt_dtypes_are_named_KF_DTYPE[(KF_RUNTIME_DTYPES) == 1 ? 1 : -1];
+#endif
+typedef char kfi_rt_dtypes_are_numbered[KF_DTYPE_FLOAT16 == KF_F16 && KF_DTYPE_BFLOAT16 == KF_BF16 && KF_DTYPE_FLOAT64 == KF_F64 &&
+                                                KF_DTYPE_INT32 == KF_I32 && KF_DTYPE_INT64 == KF_I64 && KF_DTYPE_UINT8 == KF_U8
+                                            ? 1
+                                            : -1];
 
 /* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers; the struct of strides; scalars; the
    number of the activation; seed and offset; workspace and its bytes; and a CUDA stream. */
@@ -43,6 +61,8 @@ enum {
     KFI_RT_ONE,
     KFI_RT_BUT_THREE,
     KFI_RT_BETWEEN, /* from the axis to the last two */
+    KFI_RT_FIFTH,   /* from the last one */
+    KFI_RT_FOURTH,
     KFI_RT_THIRD,
     KFI_RT_SECOND,
     KFI_RT_LAST
@@ -67,9 +87,12 @@ typedef struct {
     double scalar[4]; /* the defaults */
     const char *scalar_name[4];
 } kfi_rt_activation;
+typedef kf_result_t (*kfi_rt_function)(KFI_RT_PARAMETERS);
 typedef struct {
-    kf_result_t (*run)(KFI_RT_PARAMETERS); /* NULL: none on this device */
-    size_t (*space)(const int64_t *n);     /* NULL: no workspace */
+    kfi_rt_function run;               /* NULL: none on this device */
+    size_t (*space)(const int64_t *n); /* NULL: no workspace */
+    kf_result_t (*apart)(
+        KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d (kf/core/map_apart.cuh); NULL: there is none */
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {
@@ -100,13 +123,19 @@ struct kfi_rt_op {
     unsigned char dropout, refuses_empty, has_beta;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;
-    signed char batch; /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
+    signed char batch;    /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
+    unsigned char by_all; /* every tensor says sizes: of the first one any number of dimensions, of the others one each */
 };
 
 #ifdef KFI_RT_KERNELS
 #define KFI_RT_ON_GPU(...) {__VA_ARGS__}
 #else
-#define KFI_RT_ON_GPU(...) {NULL, NULL}
+#define KFI_RT_ON_GPU(...) {NULL, NULL, NULL}
+#endif
+#if KF_RUNTIME_CPU
+#define KFI_RT_ON_CPU(...) {__VA_ARGS__}
+#else
+#define KFI_RT_ON_CPU(...) {NULL, NULL, NULL}
 #endif
 /* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
 #define KFI_RT_LIST_OP(stem)                                                                                                               \

@@ -65,7 +65,8 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         if (op->activations[m->activation].id == c->activation) break;
     if (m->activation == op->activation_count)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
-                           "is %d, which this program does not have (kfgen runtime --activations)", (int)c->activation);
+                           "is %d, which this program does not have (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           (int)c->activation);
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
     const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
@@ -73,11 +74,13 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
     m->entry = kfi_rt_find_entry(op, m->activation, t, u, index);
     if (!m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
-                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes)", kfi_rt_dtype(t),
-                           named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
+                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
+                           kfi_rt_dtype(t), named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u),
+                           op->activations[m->activation].name);
     if (!kfi_rt_has_device(m->entry, c->ctx->device->type))
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone",
-                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher);
+        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone (%s)",
+                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher,
+                           c->ctx->device->type == KF_DEVICE_CPU ? "KF_RUNTIME_CPU" : "a .cu file has both");
     if (c->entry && c->entry != m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
                            m->entry->launcher, c->entry->launcher);
@@ -99,6 +102,8 @@ static int kfi_rt_begin(const kfi_rt_made *m, int what)
     case KFI_RT_AXIS:
     case KFI_RT_BETWEEN: return m->axis;
     case KFI_RT_AFTER: return m->axis + 1;
+    case KFI_RT_FIFTH:
+    case KFI_RT_FOURTH:
     case KFI_RT_THIRD:
     case KFI_RT_SECOND:
     case KFI_RT_LAST: return m->ndim - 1 - (KFI_RT_LAST - what);
@@ -187,12 +192,48 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
         for (int d = 0; d < count[s]; ++d) m->shape[m->ndim++] = shape[s][d] / times[s];
     return KF_SUCCESS;
 }
+/* The first operand of whose shape a size is. */
+static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
+{
+    const kfi_rt_operand *found = op->operands;
+    for (int i = op->operand_count - 1; i >= 0; --i)
+        for (int k = 0; k < op->operands[i].extents; ++k)
+            if (op->operands[i].extent[k] == size) found = &op->operands[i];
+    return found;
+}
+/* The same where every tensor says some: each has one dimension for a size, but for the first, of which it has what is left. */
+static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
+{
+    const kfi_rt_op *const op = c->op;
+    const int64_t *shape[KFI_RT_SIZES] = {NULL};
+    m->axis = 0;
+    for (int i = 0; i < op->operand_count; ++i) {
+        const kfi_rt_operand *const o = &op->operands[i];
+        const kf_tensor_t *const t = c->tensors[i];
+        if (!t) continue;
+        const int any = o->extent[0] == 0, own = o->extents - any, left = t->ndim - own;
+        if (left < 0 || (left && !any))
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
+                               own, any ? " or more" : "");
+        if (any && !shape[0]) m->axis = left, shape[0] = t->shape;
+        for (int k = 0; k < own; ++k)
+            if (!shape[o->extent[any + k]]) shape[o->extent[any + k]] = t->shape + left + k;
+    }
+    m->ndim = m->axis + op->size_count - 1;
+    for (int s = 0; s < op->size_count; ++s) {
+        if (!shape[s])
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, kfi_rt_sized(op, s)->name, "is NULL, expected a tensor, which says a size");
+        memcpy(s ? m->shape + m->axis + s - 1 : m->shape, shape[s], (size_t)(s ? 1 : m->axis) * sizeof *shape[s]);
+    }
+    return KF_SUCCESS;
+}
 static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
     const kf_tensor_t *const first = c->tensors[op->shaped_by];
     const char *const name = op->operands[op->shaped_by].name;
     if (op->any_order) return kfi_rt_broadcast_all(c, m);
+    if (op->by_all) return kfi_rt_join_all_shapes(c, m);
     if (op->shaped[0] != op->shaped[1]) return kfi_rt_join_shapes(c, m);
     if (!first) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name, "is NULL, expected a tensor, of whose shape the others are");
     m->ndim = first->ndim;

@@ -108,7 +108,7 @@ struct kfi_rt_device {
 /* ---- errors */
 
 typedef struct {
-    char text[192];
+    char text[288]; /* of KFI_RT_DIMS numbers */
 } kfi_rt_text;
 static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 {

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `normed_pairs`: shapes [rows, heads, kv_heads, dim, pairs, positions] of two tensors, positions of which some are of no row, and the
+oracle in float64: the closed form of root mean square and its gradient, which nothing that is tested shares."""
+
+import types
+
+import numpy as np
+import storage
+
+FAR = {"i64": 2**40, "i32": 2**31 - 1}
+
+
+def prepare(call):
+    pass
+
+
+def draw(rng, call, a, values):
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["kind"] == "number":
+        positions = call.sizes[-1]
+        found = rng.integers(0, max(positions, 1), shape)
+        outside = rng.choice([-1, positions, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
+        return np.where(rng.random(shape) < 0.15, outside, found).astype(storage.STORAGE[a["dtype"]])
+    if a["role"] != "in":
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    if a["kind"] == "angle":
+        return storage.from_float(rng.uniform(-1, 1, shape), a["dtype"])
+    found = storage.draw(rng, shape, a["dtype"], "normal" if values == "wide" and a["kind"] == "scale" else values)
+    if values == "wide" and len(shape) == 3:  # squares of the largest are infinite: every other row is of what has squares
+        some = storage.to_float(found[::2], a["dtype"])
+        found[::2] = storage.from_float(np.clip(some, -2.0**12, 2.0**12), a["dtype"])
+    return found
+
+
+def sides(call, array, pairs):
+    """The two elements of each pair."""
+    beside = call.kernel.neighbours
+    return (array[..., 0:2 * pairs:2], array[..., 1:2 * pairs:2]) if beside else (array[..., :pairs], array[..., pairs:2 * pairs])
+
+
+def turned(call, given, size, outside):
+    """(what is turned, back in a backward; the terms that it is made of, without signs)."""
+    pairs, positions, number = call.sizes[-2], call.sizes[-1], call.data["position"]
+    number = np.arange(call.sizes[0]) if "position" in call.drop else number
+    there = (number >= 0) & (number < positions)
+    place = np.where(there, number, 0)
+    tables = (call.data[name].astype(np.float64) if positions else np.zeros((1, pairs)) for name in ("cosine", "sine"))
+    cosine, sine = (table[place][:, None] for table in tables)
+    sine = -sine if call.f["bwd"] else sine
+    (a, b), (x, y) = sides(call, given, pairs), sides(call, size, pairs)
+    want, terms = given.copy(), size.copy()
+    both = ((a * cosine - b * sine, x * np.abs(cosine) + y * np.abs(sine)), (b * cosine + a * sine, y * np.abs(cosine) + x * np.abs(sine)))
+    for to, bound, (value, of) in zip(sides(call, want, pairs), sides(call, terms, pairs), both):
+        to[...] = np.where(there[:, None, None], value, outside)
+        bound[...] = np.where(there[:, None, None], of, 0.0)
+    return want, terms
+
+
+def reach(weight):
+    """By how much a weight makes more of what is rounded to 0 before it."""
+    return 1 + np.abs(weight[np.isfinite(weight)]).max(initial=0)
+
+
+def gradients(call, x, weight, dout, r, limit):
+    """({result: (value, terms, how far a rounding to 0 reaches)}, the heads whose sums are too large)."""
+    dim = call.sizes[3]
+    dy, size = turned(call, dout, np.abs(dout), 0.0)
+    added, terms = (dy * weight * x).sum(-1, keepdims=True), (size * np.abs(weight * x)).sum(-1, keepdims=True)
+    most = reach(weight)
+    slope = 8 * most * (1 + r + np.abs(x) * (r**3 + dim * r**3 + 1) + np.abs(added) * r**3)
+    own = (r * dy * weight - x * r**3 / dim * added, r * size * np.abs(weight) + np.abs(x) * r**3 / dim * terms, slope)
+    normed = np.abs(x) * r
+    of_weight = ((dy * x * r).sum((0, 1)), (size * normed).sum((0, 1)), (8 * (1 + normed + size)).sum((0, 1)))
+    largest = (np.abs(x).max(-1, keepdims=True, initial=0) + 1) * (np.abs(dy).max(-1, keepdims=True, initial=0) + 1)
+    return own, of_weight, ~((terms + 1) * np.maximum(r**3, 1) * largest * most < limit) | ~(r**3 > limit**-0.75)  # what is too large, or too small
+
+
+def check(call, got, weights=None):
+    for i, name in enumerate(("q", "k")):
+        check_one(call, got, name, call.sizes[1 + i])
+
+
+def check_one(call, got, name, heads):
+    dtype, dim, bwd = call.f["dtypes"][0], call.sizes[3], call.f["bwd"]
+    compute = "f64" if dtype == "f64" else "f32"
+    limit, eps = storage.MANTISSA[compute][2] / 4, float(call.scalars["eps"])
+    x, weight = (storage.to_float(call.data[n], dtype) for n in (name, f"{name}_weight"))
+
+    def compare(result, k, value, size, slope, skip):
+        if result in call.drop or not np.size(got[result]):
+            return
+        found = storage.to_float(got[result], dtype)
+        skip = np.broadcast_to(skip, found.shape)
+        storage.compare(found, np.where(skip, found, value), dtype, compute, k, size, slope, size, False, f"{call.where}: {result}")
+
+    with np.errstate(all="ignore"):
+        squares = (x * x).sum(-1, keepdims=True)
+        r = 1 / np.sqrt(squares / max(dim, 1) + eps)
+        lost = ~(squares < limit)  # also where there is a NaN
+        if not bwd:
+            normed = x * r * weight
+            want, size = turned(call, normed, np.abs(normed), np.nan)
+            lost |= ~np.isfinite(normed).all(-1, keepdims=True)
+            outside = np.isnan(want)
+            compare(f"{name}_out", 6 + np.sqrt(dim) / 4, want, size, 8 * reach(weight) * np.ones_like(size), lost & ~outside)
+            of_nan = np.isnan(x).any(-1) & (x.shape[-1] > 0)
+            assert np.isnan(storage.to_float(got[f"{name}_out"], dtype)[of_nan]).all(), f"{call.where}: a head with a NaN has others"
+            return
+        own, of_weight, large = gradients(call, x, weight, storage.to_float(call.data[f"d{name}_out"], dtype), r, limit)
+        lost |= large
+        compare(f"d{name}", 8 + np.sqrt(dim) / 2, *own, lost)
+        terms = 6 + np.sqrt(call.sizes[0] * heads) + np.sqrt(dim) / 4
+        compare(f"d{name}_weight", terms, *of_weight, lost.any() | np.zeros(dim, bool))
+
+
+# As many heads in both, fewer of the second, none of one of them; one vector of either side a thread and several, whole ones and not, heads of
+# one thread and of a warp, several heads a block and more than a block has; nothing behind the pairs, no pairs, nothing at all.
+FORMS = {"both": types.SimpleNamespace(
+    SHAPES=[[(4, 2, 2, 8, 4, 6), 0], [(5, 3, 1, 13, 5, 3), 1], [(7, 4, 2, 64, 32, 20), 0], [(2, 0, 3, 48, 16, 3), 0], [(3, 2, 0, 16, 8, 2), 0],
+            [(0, 2, 1, 8, 4, 3), 0], [(2, 3, 1, 0, 0, 3), 0], [(2, 1, 2, 5000, 2400, 3), 0], [(40, 6, 2, 128, 64, 64), 0],
+            [(3, 1, 2, 301, 150, 2), 1], [(2, 2, 1, 10, 0, 2), 0], [(3, 1, 1, 1, 0, 2), 0], [(90, 9, 3, 16, 4, 50), 0], [(700, 4, 1, 32, 16, 5), 0]],
+    MORE=[[(r, h, k, d, p, 7), (r + d) % 3] for r in (1, 9) for h, k in ((1, 1), (6, 2)) for d in (3, 32, 80, 256) for p in (1, d // 2)],
+    LARGE=(2**45, 1, 1, 2, 1, 2), FEW_BLOCKS=True,
+    OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
+    CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
+    prepare=prepare, draw=draw, check=check)}
