@@ -244,7 +244,12 @@ def _inlined(op, act):
 
 
 def _op(op, act, failures):
-    {"elements": _map_op, "rows": _row_op, "products": _product_op}[families.of(op).oracle](op, act, failures)
+    {"elements": _map_op, "rows": _row_op, "products": _product_op, "logits": _logits_op}[families.of(op).oracle](op, act, failures)
+
+
+def _logits_op(op, act, failures):
+    """Its rows; the layers around them are entries of their own."""
+    _row_op(families.of(op).of_rows(op), act, failures)
 
 
 def _product_op(op, act, failures):

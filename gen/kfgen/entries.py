@@ -170,6 +170,7 @@ class Op:
     grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
     own: dict = field(default_factory=dict)  # what its family alone has fields for
+    made_of: tuple = ()  # entries whose functions its own ones call
     words: dict = field(default_factory=dict)  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
 
     @functools.cached_property

@@ -156,6 +156,11 @@ class Kernel(Signature):
         return self.family.header
 
     @property
+    def needs(self):
+        """What else, whose functions its own ones call."""
+        return []
+
+    @property
     def has_backward(self):
         """A cast, integers, and ops of which no operand has a gradient have none."""
         return self.op.types != "pairs" and self.dtypes[0] not in INT_DTYPES and any(o.grad for o in self.op.operands)

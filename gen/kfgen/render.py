@@ -110,7 +110,9 @@ class Selection:
             return {name for name, entry in entries.items() if not entry.builtin}
 
         self.spec = spec
-        self.ops = [spec.ops[p] for p in choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)), own(spec.ops))]
+        chosen_ops = choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)), own(spec.ops))
+        chosen_ops += [other.pattern for p in chosen_ops for other in spec.ops[p].made_of]
+        self.ops = [spec.ops[p] for p in spec.ops if p in chosen_ops]
         acts = set(choose(activations, spec.activations, "activations", own=own(spec.activations))) | {"none"}
         self.activations = [a for a in spec.activations.values() if a.name in acts]
         self.dtypes = choose(dtypes, DTYPES, "dtypes")

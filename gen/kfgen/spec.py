@@ -65,9 +65,18 @@ def finish(spec):
     """Gives ops their activations, and checks their expressions."""
     for op in spec.ops.values():
         op.activations = _activations_of(spec, op)
+    for op in spec.ops.values():
+        op.made_of = tuple(_entry(spec, op, name) for name in families.of(op).made_of(op))
         check_expressions(op)
         for act in op.activations:
             check_scalars(op, act)
+
+
+def _entry(spec, op, name):
+    """Another entry, of which an op is made."""
+    if name not in spec.ops:
+        raise SpecError(op.file, f"op.{op.pattern}", "rows", f"`{name}` is no entry", f"the entries are: {', '.join(spec.ops)}")
+    return spec.ops[name]
 
 
 def _load_file(spec, path, builtin):

@@ -28,7 +28,7 @@ def lib(cuda):
     return cuda
 
 
-SHARED = {"row": 48 << 10, "gemm": 99 << 10}  # what each device has
+SHARED = {"row": 48 << 10, "gemm": 99 << 10, "logits": 99 << 10}  # what each device has
 
 
 def test_the_callers_stream(cuda, functions):

@@ -92,7 +92,7 @@ def with_field(entry, **fields):
 def test_altered_ops_are_found(pattern):
     """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
     op = SPEC.ops[pattern]
-    name = op.operands[0].values[0]
+    name = "logits" if op.family == "logits" else op.operands[0].values[0]
     in_one = f"{name} * {name}" if op.family != "gemm" else "({0}) * ({0})"  # whose operands have shapes of their own: a little in all of them
     refs = {out: text + f" + 1e-6 * {in_one.format(text)}" for out, text in op.refs.items()}
     found = []

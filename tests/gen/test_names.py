@@ -90,6 +90,7 @@ FAMILY = {
                     (0, True, WEIGHTS, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
+    **dict.fromkeys(("linear_cross_entropy", "linear_cross_entropy_with_grad"), (0, True, LABELS, False)),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
     **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
     "any_nonfinite": (0, True, 4, False),

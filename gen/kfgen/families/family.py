@@ -57,6 +57,10 @@ class Family:
         """What else its entries name: what only expressions read."""
         return ()
 
+    def made_of(self, op):
+        """The names of entries whose functions its own ones call."""
+        return ()
+
     def inside(self, op, rename):
         """An entry's fields that no other family has, with all names as the generated code has them (inside.Inside)."""
         return op.own

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `logits` in both backends: which launchers a chunk of rows goes through, and what they are given."""
+
+from kfgen.names import gradient_of
+from kfgen.schedule import C, Cuda
+from kfgen.signature import Launcher
+
+
+class Calls:
+    """null: how the backend writes no pointer; cpu: whether it is C."""
+
+    cpu, null = False, "nullptr"
+
+    def place(self, name):
+        """A tensor of the chunk: of all rows one further on."""
+        k = self.k
+        stream = next(s for s in k.streams if s.name == name)
+        if stream.kind not in ("left", "per_row"):
+            return name
+        step = "kfi_first * depth" if stream.kind == "left" else "kfi_first"
+        may_be_null = stream.absent is not None or not stream.required
+        return f"{name} ? {name} + {step} : {self.null}" if may_be_null else f"{name} + {step}"
+
+    def scalar(self, name):
+        return name
+
+    def given(self, layer):
+        """What each argument of those that it calls is."""
+        k, (x, weight, bias) = self.k, (self.k.of[kind].name for kind in ("left", "right", "row"))
+        found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
+        found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
+        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "strides": self.null, "stream": "stream"}
+        if not layer:
+            row = next(o.name for o in k.op.made_of[1].operands if o.kind == "elem")
+            return found | {row: "kfi_logits", gradient_of(row): "kfi_logits"}
+        found |= {"x": self.place(x), "weight": weight, "bias": bias, "workspace": "kfi_inner", "workspace_bytes": "kfi_bytes"}
+        found |= {"out": "kfi_logits", "pre": self.null}
+        if k.slopes:
+            slopes = {f"d{name}": self.place(f"d{of}") for name, of in (("x", x), ("weight", weight), ("bias", bias))}
+            found |= slopes | {"dout": "kfi_logits", "beta": f"kfi_first ? 1 : {self.scalar('beta')}"}
+        return found
+
+    @property
+    def calls(self):
+        """[(launcher, its arguments)]."""
+        found = []
+        for number, part in enumerate(self.k.parts):
+            act = next(a for a in part.acts if a.name == "none") if part.op.has_act else part.acts[0]
+            launcher, given = Launcher(part, act, False), self.given(number != 1)
+            if part.bwd:
+                given |= {"out": self.null}
+            arguments = [given[a.name] for a in launcher.arguments] + ["stream"] * (not self.cpu)
+            found.append((launcher.cpu_name if self.cpu else f"{launcher.name}<>", ", ".join(arguments)))
+        return found
+
+    @property
+    def chunk_bytes(self):
+        return "KFI_CPU_LOGITS_BYTES" if self.cpu else "KFI_LOGITS_BYTES"
+
+    @property
+    def shapes(self):
+        """The extents of each tensor: r rows, c columns, d depth."""
+        return " ".join("".join(extent[0] for extent in self.k.shape(s)) for s in self.k.inputs + self.k.outputs)
+
+    @property
+    def workspace_bytes(self):
+        """Of a chunk, and of what the layer needs for it, in each direction."""
+        layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
+        of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [self.null]
+        return f"kfi_logits_workspace(rows, cols, depth, {self.k.dtype.size}, {self.chunk_bytes}, {of[0]}, {of[1]})"
+
+
+class LogitsC(Calls, C):
+    cpu, null = True, "NULL"
+
+    def scalar(self, name):
+        k = self.k
+        return f"kfi_integers[{k.integers.index(name)}]" if name in k.integers else f"kfi_scalars[{[*k.scalars, *k.betas].index(name)}]"
+
+    @property
+    def run_parameters(self):
+        k = self.k
+        found = [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [f"int64_t {s}" for s in k.sizes]
+        found += ["const kf_i64 *kfi_integers", f"const {k.scalar_ctype} *kfi_scalars"]
+        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
+
+    def run_arguments(self, launcher):
+        k = self.k
+        found = [a.name for a in k.tensor_arguments] + k.sizes + ["kfi_integers", "kfi_scalars"]
+        return ", ".join(found + [a.name for a in self.workspace_arguments])
+
+    def listing(self, act):
+        """What is computed, in order, for a reader."""
+        return [f"{name}(...)" for name, _ in self.calls]
+
+
+class LogitsCuda(Calls, Cuda):
+    template = "logits_parts"
+
+    @property
+    def instances(self):
+        return [i for part in self.k.parts for i in part.cuda.instances]
+
+    @property
+    def stage_instances(self):
+        return [stage for part in self.k.parts for stage in part.cuda.stage_instances]
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        return [f"{name}(...)" for name, _ in self.calls]

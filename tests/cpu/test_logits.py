@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of logits that are never whole, in C, with chunks of few rows: right, whatever is wanted; the workspace is that of a chunk; arguments are
+looked at before anything is written."""
+
+import checks
+import kflib
+import numpy as np
+import pytest
+import storage
+from conftest import BUILD
+
+SMALL = ("-DKFI_CPU_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64")  # rows of a chunk
+FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["family"] == "logits" and f["dtypes"][0] in ("f32", "bf16")]
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return checks.CpuMemory(1 << 24)
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return kflib.build("cpu", FUNCTIONS, BUILD / "logits", ("-O1", "-fopenmp", *SMALL))
+
+
+def function(name):
+    return next(f for f in FUNCTIONS if f["name"] == name)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f["name"])
+def test_chunks(lib, memory, f):
+    for sizes in ((63, 19, 7), (64, 19, 7), (65, 24, 16), (150, 33, 9), (192, 16, 24)):
+        for values in ("normal", "wide", "special"):
+            checks.run(lib, memory, f, sizes, values=values)
+        checks.run(lib, memory, f, sizes, drop=("bias", "lse"))
+    if "dx" in (a["name"] for a in f["arguments"]):
+        for drop in (("dx",), ("dweight",), ("dbias", "dloss"), ("dx", "dweight", "dbias")):
+            checks.run(lib, memory, f, (150, 33, 9), drop=drop)
+
+
+def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
+    """Chunks or not: what a row gives does not depend on where it is."""
+    f = function("kf_linear_cross_entropy_with_grad_f32")
+    whole = checks.Layout(lib, f, (150, 33, 9))
+    code, back = memory.run(whole.image, lambda base: lib.call(f, whole.given(base)))
+    assert code == 0
+    found = whole.outputs(back)
+    for first, last in ((0, 40), (50, 90), (130, 150)):
+        part = checks.Layout(lib, f, (last - first, 33, 9))
+        for name in ("x", "label", "dloss"):
+            part.put(name, np.ascontiguousarray(whole.data[name][first:last]))
+        for name in ("weight", "bias"):
+            part.put(name, whole.data[name])
+        code, back = memory.run(part.image, lambda base, part=part: lib.call(f, part.given(base)))
+        assert code == 0
+        for name in ("loss", "lse", "dx"):
+            assert np.allclose(part.outputs(back)[name], found[name][first:last], 1e-5, 1e-6, equal_nan=True), (first, name)
+
+
+def test_without_rows_what_is_there_stays(lib, memory):
+    """beta times it; and nothing is read where beta is 0."""
+    f = function("kf_linear_cross_entropy_with_grad_f32")
+    for beta in (0.0, 0.5):
+        call = checks.Layout(lib, f, (0, 5, 4))
+        call.scalars["beta"] = beta
+        for name in ("dweight", "dbias"):
+            call.put(name, np.full(call.data[name].shape, 3.0 if beta else np.nan, np.float32))
+        code, back = memory.run(call.image, lambda base, call=call: lib.call(f, call.given(base)))
+        assert code == 0 and all((call.outputs(back)[name] == 3.0 * beta).all() for name in ("dweight", "dbias"))
+
+
+def test_the_workspace_is_that_of_a_chunk(lib):
+    """It does not grow with the rows, and is far less than all logits; a byte less is refused, by the function's own name."""
+    f = function("kf_linear_cross_entropy_with_grad_bf16")
+    of = [lib.workspace_bytes(f, [rows, 5000, 16]) for rows in (64, 6400, 640000)]
+    assert of[0] <= of[1] == of[2] < 2 * 6400 * 5000
+    call = checks.Layout(lib, f, (150, 33, 9))
+    base = call.image.ctypes.data + -call.image.ctypes.data % 256
+    given = call.given(base) | {"workspace_bytes": call.workspace - 1}
+    before = call.image.copy()
+    assert lib.call(f, given) != 0 and (call.image == before).all()
+    assert "kf_cpu_linear_cross_entropy_with_grad_bf16: workspace" in str(lib.detail), lib.detail
+
+
+def test_gradients_of_bf16_over_many_chunks(lib, memory):
+    """Each chunk's is rounded: within a unit of the last place for each chunk, of the size of what is added up."""
+    f = function("kf_linear_cross_entropy_with_grad_bf16")
+    got = checks.run(lib, memory, f, (640, 16, 8))
+    assert np.isfinite(storage.to_float(got["dweight"], "bf16")).all()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `logits`: shapes [rows, cols, depth], labels of which some are no column, and the oracle in float64."""
+
+import numpy as np
+import storage
+
+# More rows than a chunk of 64 has, and fewer; few rows; whole vectors and others; nothing along an axis.
+SHAPES = [[(4, 8, 12), 0], [(5, 8, 6), 0], [(3, 19, 7), 1], [(1, 40, 70), 0], [(70, 33, 9), 0], [(150, 16, 24), 0], [(137, 70, 20), 2],
+          [(0, 5, 4), 0], [(4, 5, 0), 0], [(300, 24, 16), 0], [(4, 0, 3), 0], [(2, 1, 1), 1]]
+MORE = [[(m, n, k), (m + n) % 3] for m in (1, 13, 64, 131, 259) for n in (1, 16, 97, 515) for k in (1, 64, 130)]
+LARGE = (1, 2**40, 1)
+# The size that is too much.
+OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
+LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
+IGNORED = -100
+KERNELS_OF_OTHERS = True  # whose own tests reach each of them
+
+
+def prepare(call):
+    """Gradients of what is a weight are added to half of what is there in some calls."""
+    if "beta" in call.scalars and sum(call.sizes) % 2:
+        call.scalars["beta"] = 0.5
+
+
+def draw(rng, call, a, values):
+    """Factors of about 1, wide: over some powers of two; special: some that are none and no numbers, so few that most rows are of numbers."""
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["dtype"][0] == "i":
+        cols = call.sizes[1]
+        found = np.where(rng.random(shape) < 0.15, IGNORED, rng.integers(0, max(cols, 1), shape))
+        return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, 2**31 - 1], shape), found).astype(storage.STORAGE[a["dtype"]])
+    n = int(np.prod(shape))
+    if a["role"] != "in" and not call.scalars.get("beta"):
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 2.0], n) / max(call.sizes[2], 1)**0.25
+    if values == "wide":
+        x *= np.exp2(rng.integers(-8, 1, n))
+    if values == "special" and a["name"] == "x":
+        rare = rng.random(n) < 0.1 / max(call.sizes[2], 1)
+        x = np.where(rare, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan], n), x)
+    return storage.from_float(x, a["dtype"]).reshape(shape)
+
+
+def chunks(call):
+    """How many times a gradient of 2 bytes may be rounded."""
+    return 1 + call.sizes[0] // 64
+
+
+def product(a, error_a, b, eps):
+    """(a . b, how far off), of numbers whose first factor is off."""
+    size_a, size_b = (np.abs(np.nan_to_num(v, posinf=0.0, neginf=0.0)) for v in (a, b))
+    return a @ b, error_a @ size_b + eps * (4 + np.sqrt(a.shape[-1])) * (size_a @ size_b)
+
+
+class Expected:
+    """Values, and of each the error that rounding may make."""
+
+    def __init__(self, call):
+        f, s = call.f, call.scalars
+        dtype = f["dtypes"][0]
+        self.eps = eps = storage.EPS["f64" if dtype == "f64" else "f32"]
+        self.dtype, self.rounds = dtype, dtype in ("f16", "bf16")
+        read = {name: storage.to_float(call.data[name], a["dtype"]) for name, a in call.tensors.items() if a["dtype"][0] != "i"}
+        x, weight, label = read["x"], read["weight"], call.data["label"].astype(np.int64)
+        bias = np.zeros(call.sizes[1]) if "bias" in call.drop else read["bias"]
+        dloss = read.get("dloss", np.ones(call.sizes[0]))
+        dloss = np.ones(call.sizes[0]) if "dloss" in call.drop else dloss
+        logits, error = product(x, np.zeros(x.shape), weight.T, eps)
+        logits, error = logits + bias, error + eps * (np.abs(bias) + np.abs(logits))
+        error = self.stored(logits, error)
+        smoothing, z, cols = s["label_smoothing"], s["z_loss"], call.sizes[1]
+        there = (label >= 0) & (label < cols)
+        most = logits.max(1, initial=-np.inf)
+        e = np.exp(logits - most[:, None])
+        total = e.sum(1)
+        lse = most + np.log(total)
+        far = error.max(1, initial=0.0)
+        own = far + eps * (8 + np.sqrt(cols)) * (1 + np.abs(lse) + np.abs(most))
+        picked = np.where(there, logits[np.arange(len(label)), np.where(there, label, 0)], np.nan) if cols else np.full(len(label), np.nan)
+        mean = logits.mean(1) if cols else np.full(len(label), np.nan)
+        loss = lse - (1 - smoothing) * picked - smoothing * mean + z * lse * lse
+        size = np.abs(lse) + np.abs(picked) + np.abs(logits).mean(1) + z * lse * lse if cols else lse
+        skipped = label == s["ignore_index"]
+        of_loss = own * (3 + 4 * z * np.abs(lse)) + eps * 16 * size
+        self.found = {"lse": (lse, own), "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, of_loss))}
+        if "dx" not in call.tensors:
+            return
+        one = np.zeros(logits.shape)
+        one[np.flatnonzero(there), label[there]] = 1 - smoothing
+        p, rise = e / total[:, None], (1 + 2 * z * lse)[:, None]
+        slope = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
+        off = p * np.abs(rise) * (2 * own)[:, None] + p * 2 * z * own[:, None] + eps * 16 * (p * np.abs(rise) + one + smoothing)
+        off = np.abs(dloss)[:, None] * off
+        keep = (there & ~skipped)[:, None]
+        slope, off = np.where(keep, slope, 0.0), np.where(keep, off, 0.0)
+        off = self.stored(slope, off)
+        self.found["dx"] = product(slope, off, weight, eps)
+        for name, (value, error) in (("dweight", product(slope.T, off.T, x, eps)), ("dbias", product(slope.T, off.T, np.ones((len(label), 1)), eps))):
+            value, error = (v.reshape(call.data[name].shape) for v in (value, error))
+            beta = s.get("beta", 0.0)
+            old = beta * read[name] if beta else np.zeros(value.shape)
+            error = error + 2 * eps * (np.abs(old) + np.abs(value))
+            if self.rounds:  # what is there after each chunk
+                other = np.abs(np.nan_to_num(x)) if name == "dweight" else np.ones((len(label), 1))
+                size = np.abs(old) + (np.abs(np.nan_to_num(slope)).T @ other).reshape(value.shape)
+                error = error + chunks(call) * storage.ulp(size, self.dtype)
+            self.found[name] = value + old, error
+
+    def stored(self, values, error):
+        """Of numbers that lie in the workspace in the tensors' dtype."""
+        return error + 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), self.dtype) if self.rounds else error
+
+
+def check(call, got, weights=None):
+    with np.errstate(all="ignore"):
+        expected = Expected(call)
+        finite = np.isfinite(expected.found["lse"][0]).all()
+        for name, own in got.items():
+            if name in call.drop:
+                continue
+            a = call.tensors[name]
+            want, error = expected.found[name]
+            found = storage.to_float(own, a["dtype"])
+            if not finite:  # of other rows and columns all is as ever
+                found = np.where(np.isfinite(want), found, want)
+            scale = (error + expected.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))) / expected.eps
+            compute = "f64" if expected.dtype == "f64" else "f32"
+            storage.compare(found, want, a["dtype"], compute, call.f["tolerance"]["factor"], scale, np.ones_like(scale), np.zeros_like(scale), False,
+                            f"{call.where}: {name}", not np.isfinite(want).all())
