@@ -16,3 +16,4 @@ FORWARD = {
     "linear_cross_entropy": lambda act, t, s, drop: _loss(t, s),
     "linear_cross_entropy_with_grad": lambda act, t, s, drop: _loss(t, s),
 }
+DRAW = dict.fromkeys(FORWARD, {"label": "labels"})
