@@ -92,7 +92,7 @@ class Call:
 def split(graph, roots, target, env, fixed=(), named=None, again=()):
     """([Call], lines for the loop behind them, {node: how its result is spelled there}) of the activations that the roots need, in the order of the
     calls. Their arguments are written as in one expression with the rest. named: as emit() has it. again: those of its nodes that an earlier pass
-    has left, unless rows are not held."""
+    has left, unless rows are not in registers."""
     exact = replace(target, cheap=target.cheap - {"quotient"})  # the last bits of an argument show
     named, fixed, calls, lines = named or {}, dict(fixed), [], []
     inside = dict(fixed)  # the same in the loops of calls, where no lines are
@@ -103,7 +103,7 @@ def split(graph, roots, target, env, fixed=(), named=None, again=()):
         own, texts = emit(graph, list(node.args), exact, env, fixed=inside, named={n: form for n, form in named.items() if n not in inside})
         name, bwd = f"kfi_z{len(calls)}", node.op == "act_bwd"
         x = target.chosen_argument(texts[0]) if bwd and target.chosen_argument else texts[0]
-        calls.append(Call(name, bwd, own, x, texts[-1], "!held" if i in again else ""))
+        calls.append(Call(name, bwd, own, x, texts[-1], "!in_registers" if i in again else ""))
         inside[i] = fixed[i] = f"{name}[e]"
         if i in named:
             fixed[i], form = named[i]

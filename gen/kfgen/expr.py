@@ -128,7 +128,7 @@ def parse(graph, text, env):
     """Adds the expression to the graph and returns its node. env: the names it may read, as nodes."""
     try:
         return _parse(graph, text, env)
-    except RecursionError:  # Python's parser and what walks its tree
+    except RecursionError:  # Python's parser and what traverses its tree
         raise ExprError("is nested too deeply; name its parts: `t = ...; t + 1`") from None
 
 

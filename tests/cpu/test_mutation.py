@@ -177,10 +177,10 @@ BROKEN = {
         "kf/ops/sub.kernels.h", "kfi_a0_j - kfi_b0_j",
         "kfi_b0_j - kfi_a0_j", ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16",)),
     "flat tail one short": (
-        "kf/core/map_traverse.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        "kf/core/map_traverse.h", r"(kfi_traverse_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 - 1", ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32",)),
     "flat tail one long": (
-        "kf/core/map_traverse.h", r"(kfi_walk_flat(?s:.*?)\? \(int\)\(end - i\))",
+        "kf/core/map_traverse.h", r"(kfi_traverse_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 + 1", ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16",)),
     "narrow rows: the wrong column": (
         "kf/core/map_traverse.h", r"col = \(col \+ done\) % m->cols",
@@ -224,7 +224,7 @@ BROKEN = {
     "streamed: the last vector is left out": (
         "kf/core/stream.h", r"i < bytes; i \+= ",
         "i + sizeof(kfi_streamed) < bytes; i += ", ("kf_cpu_add_f32", "kf_cpu_bias_relu_bf16", "kf_cpu_batch_norm_f64", "kf_cpu_relu_glu_f16",)),
-    "streamed: the next piece's place": (
+    "streamed: the next chunk's place": (
         "kf/core/stream.h", r"\(char \*\)to \+ i\)",
         "(char *)to + i + 64 * (i >= 128))", ("kf_cpu_add_f32", "kf_cpu_relu_bf16",)),
     "streamed: inputs stay where they are": (
@@ -254,7 +254,7 @@ BROKEN = {
     "row: the second pass reads a row's first strip": (
         "kf/ops/softmax.kernels.h", r"(kfi_strip1_\w+\(KFI_STRIP,\s+)kfi_x0 \+ i",
         r"\1kfi_x0 + 0 * i", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
-    "row: held values of another strip": (
+    "row: kept values of another strip": (
         "kf/ops/softmax.kernels.h", r"kept0_k \+ i",
         "kept0_k", ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16",)),
     "row: the pointers of the row before": (
@@ -341,23 +341,23 @@ BROKEN = {
     "row: a tile's value of another group": (
         "kf/core/row.h", r"c->filled != group \* m->parts \+ c->channel",
         "c->filled != c->channel", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f32",)),
-    "row: pieces side by side": (
-        "kf/core/row.h", r"i \+ kfi_quotient\(i, m->piece\) \* gap",
+    "row: segments side by side": (
+        "kf/core/row.h", r"i \+ kfi_quotient\(i, m->segment\) \* gap",
         "i", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
-    "row: a piece's end is no end": (
-        "kf/core/row.h", r"gap \? m->piece - kfi_rest\(i, m->piece\) : count",
+    "row: a segment's end is no end": (
+        "kf/core/row.h", r"gap \? m->segment - kfi_rest\(i, m->segment\) : count",
         "count", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f64",)),
-    "row: what another row's pieces held": (
+    "row: what another row's segments left": (
         "kf/core/row.h", r"g->row != row",
         "g->row < 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16",)),
-    "row: pieces gathered where no strip has been": (
+    "row: segments gathered where no strip has been": (
         "kf/core/row.h", r"i == g->columns && ",
         "", ("kf_cpu_group_norm_f32",)),
     "row: channels side by side of another strip": (
         "kf/core/row.h", r"c->filled == filled",
         "filled >= 0", ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16",)),
     "row: channels side by side, all from the first": (
-        "kf/core/row.h", r"kf_i64 at = kfi_rest\(i, m->piece\);",
+        "kf/core/row.h", r"kf_i64 at = kfi_rest\(i, m->segment\);",
         "kf_i64 at = 0;", ("kf_cpu_group_norm_bwd_f32",)),
     "row: a channel's terms to the next one": (
         "kf/core/row.h", r"sums\[c->channel\] \+= terms\[j \+ k\]",

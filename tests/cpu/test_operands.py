@@ -29,7 +29,7 @@ def test_numbers(include, tmp_path, text):
 def test_address_and_undefined(include, tmp_path, text):
     _, functions = operand_ops.load(text, tmp_path, ("f32", "f64"))
     program = cprogram.build(tmp_path / "program", functions, [*include, tmp_path], ADDRESS)
-    for mode in ("one after the other", "pieces"):
+    for mode in ("one after the other", "chunks"):
         done = subprocess.run([program, mode], capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         assert int(re.match(r"(\d+) calls", done.stdout)[1]) >= len(functions)

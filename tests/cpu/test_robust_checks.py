@@ -80,7 +80,7 @@ def test_broken_promises(plain, gpu, f, fault):
 
 
 CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
-CONSTANT |= {f["op"] for f in kflib.manifest()["functions"] if cases.own(f)}  # and those whose rows are no pieces of one tensor
+CONSTANT |= {f["op"] for f in kflib.manifest()["functions"] if cases.own(f)}  # and those whose rows are no parts of one tensor
 LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
                   if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu") and f["op"] not in CONSTANT}.values())
 if cases.LEVEL == 1:

@@ -32,7 +32,7 @@ STRAIGHT = ("setarch", os.uname().machine, "-R") if shutil.which("setarch") else
 
 
 def with_hook(folder, flags):
-    """Pieces of a call run on threads that ThreadSanitizer understands; OpenMP's it does not."""
+    """Chunks of a call run on threads that ThreadSanitizer understands; OpenMP's it does not."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "hook.h").write_text(PTHREADS)
     return (*flags, "-include", str(folder / "hook.h"))
@@ -51,13 +51,13 @@ def passes(done, functions):
 
 def test_address_and_undefined(include, tmp_path):
     program = cprogram.build(tmp_path, KERNELS, include, ADDRESS)
-    for mode in ("one after the other", "pieces", "callers"):
+    for mode in ("one after the other", "chunks", "callers"):
         passes(run(program, mode), KERNELS)
 
 
 def test_thread(include, tmp_path):
     program = cprogram.build(tmp_path, SCHEDULES, include, with_hook(tmp_path, THREAD))
-    for mode in ("pieces", "callers"):
+    for mode in ("chunks", "callers"):
         passes(run(*STRAIGHT, program, mode), SCHEDULES)
 
 
@@ -103,7 +103,7 @@ def test_address_and_undefined_see(include, tmp_path, what):
 def test_thread_sees(include, tmp_path):
     what = "partial sums share their memory"
     program = cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), with_hook(tmp_path, THREAD))
-    is_seen(what, run(*STRAIGHT, program, "pieces"))
+    is_seen(what, run(*STRAIGHT, program, "chunks"))
 
 
 @needs_valgrind

@@ -13,10 +13,10 @@ import pytest
 import selection
 
 MOST = 32 << 10  # docs/install.md
-FRAME = 24 << 10  # of one function: a walk calls what computes a tile, and a launcher calls the walk
+FRAME = 24 << 10  # of one function: a traversal calls what computes a tile, and a launcher calls the traversal
 BUILDS = [("-O3", "-march=native"), ("-O2",)]  # at level 1 frames are of the first, calls of the second
 SAMPLE = selection.of_schedules(cases.by_level(("f64",), None))
-# At level 1 one of each kind of walk, with sums and without.
+# At level 1 one of each kind of traversal, with sums and without.
 FRAMED = cases.by_level(selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"], f["dropout"])], SAMPLE), SAMPLE)
 
 
@@ -37,7 +37,7 @@ def frames(functions, folder, include, flags):
 @pytest.mark.parametrize("flags", cases.by_level(BUILDS[:1], BUILDS), ids=" ".join)
 def test_frames(flags, include, tmp_path):
     found = frames(FRAMED, tmp_path, include, flags)
-    assert any(name.startswith("kfi_walk") for name in found) and any(name.startswith("kfi_rows") for name in found)
+    assert any(name.startswith("kfi_traversal") for name in found) and any(name.startswith("kfi_rows") for name in found)
     assert {name: size for name, size in found.items() if size > FRAME} == {}
 
 

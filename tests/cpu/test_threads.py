@@ -21,7 +21,7 @@ from hooks import PTHREADS, REVERSED
 EXTENTS = {"flat": [(100003,)], "rows": [(600, 403), (40, 5003), (70000, 3)], "planes": [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
            "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
            "groups": [(5, 1, 20, 60, 403), (3, 500, 8, 80, 1), (2, 7, 5, 1500, 9)]}
-# One of each schedule: every op, with an activation that is not the identity. The dtypes share the walks; those of 2 bytes are
+# One of each schedule: every op, with an activation that is not the identity. The dtypes share the traversals; those of 2 bytes are
 # here for what reads rows and adds up sums.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
              and (f["dtypes"] in (["f32"], ["f32", "bf16"]) or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1)))]
@@ -29,7 +29,7 @@ OF_DETAILS = ("kf_cpu_add_silu_f32", "kf_cpu_bias_silu_bf16")
 if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), f["cpu_name"] in OF_DETAILS and f["cpu_name"]], FUNCTIONS)
 FLAGS = ("-Og", "-ffp-contract=off")
-# What a fork changes is who runs the pieces: one function of each way to cut a call into them.
+# What a fork changes is who runs the chunks: one function of each way to cut a call into them.
 FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], f["scratch"]): f for f in FUNCTIONS}.values())
 
 # Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
@@ -41,10 +41,10 @@ import test_threads as t, kflib
 lib = kflib.Lib("cpu", sys.argv[2])
 found = {f"{f['cpu_name']} {sizes}": t.digest(lib, f, sizes) for f in t.FUNCTIONS for sizes in t.extents(f)}
 try:
-    pieces = ctypes.c_long.in_dll(lib.dll, "kft_pieces").value
+    chunks = ctypes.c_long.in_dll(lib.dll, "kft_chunks").value
 except ValueError:
-    pieces = None
-print(json.dumps([pieces, found]))
+    chunks = None
+print(json.dumps([chunks, found]))
 """
 
 
@@ -91,7 +91,7 @@ def digest(lib, f, sizes):
 
 
 def build(variant, folder):
-    """The library of one way to run the pieces of a call."""
+    """The library of one way to run the chunks of a call."""
     flags = {"openmp": ("-fopenmp",), "serial": (), "always": ("-fopenmp", "-DKF_OMP_MIN=1")}.get(variant)
     if flags is None:
         hook = folder / "hook.h"
@@ -131,9 +131,9 @@ def test_repeated_runs(one_thread):
 
 @pytest.mark.parametrize("variant", cases.by_level(["pthreads"], ["serial", "reversed", "pthreads", "always"]))
 def test_other_ways_to_run(one_thread, variant, tmp_path):
-    pieces, found = digests(build(variant, tmp_path), OMP_NUM_THREADS="3")
+    chunks, found = digests(build(variant, tmp_path), OMP_NUM_THREADS="3")
     agree(found, one_thread)
-    assert (pieces is not None and pieces > 3 * len(FUNCTIONS)) == (variant in ("reversed", "pthreads"))
+    assert (chunks is not None and chunks > 3 * len(FUNCTIONS)) == (variant in ("reversed", "pthreads"))
 
 
 FORK = """

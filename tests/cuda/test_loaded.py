@@ -16,7 +16,7 @@ if not toolkit.nvrtc_to_link():
     pytest.skip("no NVRTC", allow_module_level=True)
 
 FUNCTIONS = kflib.on("cuda", selection.launches())
-LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]  # walked down by blocks, and by clusters of them
+LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]  # looped over by persistent blocks, and by clusters of them
 PRODUCTS = [(2, 16, 136, 1032), (1, 64, 520, 72), (1, 300, 136, 264)]  # each of the ways that wgmma goes
 
 

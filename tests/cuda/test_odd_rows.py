@@ -11,7 +11,7 @@ from conftest import BUILD
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-# Of every rest by 8: lanes of a warp, a warp, several, blocks that walk down rows, clusters of two and more.
+# Of every rest by 8: lanes of a warp, a warp, several, persistent blocks, clusters of two and more.
 LENGTHS = (1, 3, 7, 8, 10, 13, 47, 129, 510, 767, 1023, 1028, 4097, 4098, 4100, 8191, 16381, 50257)
 
 

@@ -76,7 +76,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]))
 def test_functions_named_in_pages_exist(page, manifest):
-    """Whatever looks like one of kf's functions is one, or is the walk-throughs' own."""
+    """Whatever looks like one of kf's functions is one, or is the examples' own."""
     known = {f[n] for f in manifest["functions"] + manifest["any"]
              for n in ("name", "cpu_name", "workspace", "cpu_workspace") if f[n]}
     known |= {f"kf_{name}" for name in CORE_NAMES} | set(runtime_api.prototypes()) | runtime_api.types()

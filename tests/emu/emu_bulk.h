@@ -33,8 +33,8 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
 /* Where an address is whose chunks of 16 bytes are swizzled. */
 static uint32_t swizzled(uint32_t a, int mode) { return a ^ ((a >> 7 & ((1u << mode) - 1)) << 4); }
 
-/* Calls f(shared address, global address or nullptr, bytes) for pieces of up to 16 bytes. */
-template <class F> static void pieces(const flight &f, F call)
+/* Calls f(shared address, global address or nullptr, bytes) for chunks of up to 16 bytes. */
+template <class F> static void chunks(const flight &f, F call)
 {
     if (!f.tensor) {
         for (int i = 0; i < f.bytes; i += 16) call(f.smem + (uint32_t)i, f.global + i, 16);
@@ -142,7 +142,7 @@ void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, co
 static void keep_source(flight *f)
 {
     f->before.clear();
-    pieces(*f, [&](uint32_t s, char *, int n) {
+    chunks(*f, [&](uint32_t s, char *, int n) {
         const char *const p = bytes_at(s, (size_t)n, f->at, true);
         f->before.insert(f->before.end(), p, p + n);
     });

@@ -8,7 +8,7 @@
 static void end_load(const fly &f)
 {
     if (emu.blocks[rank_of(f->smem)].done == emu.count) return fail(f->at, "a block has ended before a copy to it has");
-    pieces(*f, [&](uint32_t s, const char *from, int n) {
+    chunks(*f, [&](uint32_t s, const char *from, int n) {
         char *const to = bytes_at(s, (size_t)n, f->at, false);
         check_global(from, n, f->at);
         if (from)
@@ -32,7 +32,7 @@ static void end_read(const fly &f) /* of a store, that writes later */
 static void end_store(const fly &f)
 {
     size_t i = 0;
-    pieces(*f, [&](uint32_t, char *to, int n) {
+    chunks(*f, [&](uint32_t, char *to, int n) {
         check_global(to, n, f->at);
         if (to && !emu.failed) memcpy(to, &f->before[i], (size_t)n);
         i += (size_t)n;

@@ -39,5 +39,5 @@ def test_whole_numbers_of_an_own_op(include, tmp_path):
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own))
     for f in functions:
-        for sizes in ((5, 7), (3, 300), (2, 20001)):  # held, and read again
+        for sizes in ((5, 7), (3, 300), (2, 20001)):  # in registers, and read again
             checks.run(own, memory, f, sizes, files=(path,))

@@ -68,12 +68,12 @@ TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70
 
 
 # How a sum is shared out does not depend on what a tensor's elements are, but on what is added up.
-WALKING = [f for f in kflib.on("cuda", numeric.GATE_IN_PLACE) if cases.walks(f)]
+PERSISTENT = [f for f in kflib.on("cuda", numeric.GATE_IN_PLACE) if cases.persistent(f)]
 if cases.LEVEL == 1:
-    WALKING = selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")], WALKING)
+    PERSISTENT = selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")], PERSISTENT)
 
 
-@numeric.each(WALKING, "name")
+@numeric.each(PERSISTENT, "name")
 def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel", "group")}
@@ -91,8 +91,8 @@ def test_multiprocessors(lib, emu, memory, f):
 
 
 @numeric.each([f for f in numeric.GATE if f["family"] == "row" and f["activation"] == "none" and not f["scratch"]], "name")
-def test_walked(lib, emu, memory, f):
-    """A row's bits are the same whether a block has it alone or walks down many."""
+def test_persistent_blocks(lib, emu, memory, f):
+    """A row's bits are the same whether a block has it alone or loops over many."""
     for sizes, _ in cases.rows_of(f, [[(12, 3000), 0], [(12, 6000), 0]]):
         try:
             found = [emu.set(sms=sms) or checks.run(lib, memory, f, sizes) for sms in (132, 1)]
@@ -126,7 +126,7 @@ DROPPED = {"reduced": "x * w * r / (1 + sum(abs(dropout(x * y))))", "same for a 
 
 @pytest.mark.parametrize("what", DROPPED)
 def test_dropout_anywhere(what, include, tmp_path):
-    """One mask in every pass and every schedule: rows of whole vectors and others, held and read again."""
+    """One mask in every pass and every schedule: rows of whole vectors and others, in registers and read again."""
     expr = DROPPED[what]
     path, _, functions = user_ops.load(f"""
 [op."masked{"_{act}" if "act(" in expr else ""}"]

@@ -13,19 +13,19 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-# Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows that blocks walk down, in clusters, and that are not held.
+# Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows of persistent blocks, in clusters, and read again.
 LENGTHS = (1, 3, 7, 8, 10, 13, 20, 47, 60, 129, 510, 767, 1023, 1026, 1539, 2044, 2048, 3333, 4097, 9001)
 SHIFT = "kf/core/row_shift.cuh"
 # text of it, what stands there instead
 SEEDED = {
     "a vector's end from its own lane": (r"kfi_shift_lane\(give, of, 1\)", "kfi_shift_lane(give, of, 0)"),
-    "the vector behind a warp's last one": (r"front \? s \+ 1 < held \?.*: next : v\[s\]", "v[s]"),
-    "no vector behind all of a warp's": (r"if \(front && held \* step", "if (0 * front && held * step"),
+    "the vector behind a warp's last one": (r"front \? s \+ 1 < in_registers \?.*: next : v\[s\]", "v[s]"),
+    "no vector behind all of a warp's": (r"if \(front && in_registers \* step", "if (0 * front && in_registers * step"),
     "an odd number of elements as an even one": (r"\(from & 1\) \* 16", "0 * from"),
     "four elements beside": (r"from & 4 \? w\[i \+ 2\]", "from & 4 ? w[i + 1]"),
     "the beginning of a row as it lies": (r"if \(begins\) v\[0\] = head;", "if (begins) v[0] = zero;"),
     "the end of a row an element short": (r"ends \? of\.rest : 0\);", "ends ? of.rest - 1 : 0);"),
-    "the end of a row in a warp's last vector alone": (r"if \(ends && held \* step == of\.end\) next = tail;", ""),
+    "the end of a row in a warp's last vector alone": (r"if \(ends && in_registers \* step == of\.end\) next = tail;", ""),
     "a store without the warp's turn before": (r"of\.lane == 0 \? so->before : up", "of.lane == 0 ? own : up"),
     "elements before a row are written": (r"kfi_shift_write\(to, both, of\.a, of\.a \+ room\)", "kfi_shift_write(to, both, 0, of.a + room)"),
     "elements behind a row are written": (r"so\.last, 0, of\.rest", "so.last, 0, 8"),

@@ -84,7 +84,7 @@ SEEDED = {
     "a thread in the row before": (
         "kf/core/row_reduce.cuh", r"g\.share >> 20", "g.share >> 21",
         ("kf_layer_norm_bwd_f16",), ()),
-    "all of a row held from its first vector": (
+    "all of a row in registers from its first vector": (
         "kf/ops/layer_norm.device.cuh", r"(kfi_weight0_h)\[kfi_early\s+\?\s+s\s+:\s+0\]", r"\1[0]",
         ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
     "the second of what a pass reduces": (
@@ -102,14 +102,14 @@ SEEDED = {
     "another group's weights": (
         "kf/ops/group_norm.device.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
         ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
-    "pieces side by side": (
+    "segments side by side": (
         "kf/core/row_segments.cuh", r"\* gap : column", "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
     "the next channel an element late": (
-        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_piece",
-        "(channel + 1) * (kf_i64)g.in.inner.d - in_piece + 1",
+        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_segment",
+        "(channel + 1) * (kf_i64)g.in.inner.d - in_segment + 1",
         ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
-    "a piece later than it is": (
+    "a segment later than it is": (
         "kf/core/row_segments.cuh", r"p->at \+= gap", "p->at += 0 * gap",
         ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
     "a channel's slice in the first one's place": (
@@ -224,7 +224,7 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
         memory = emulator.Memory(emu, ((ORDERS[way], emulator.FILL), (ORDERS[way], 1)))
         try:
             for f in functions:
-                rows = f["family"] == "row"  # of which a block is to walk down several
+                rows = f["family"] == "row"  # of which a persistent block is to have several
                 emu.set(sms=1 if rows else 132)
                 for sizes, values, shift in cases.runs(f) + ([(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)

@@ -32,7 +32,7 @@ SEEDED = {
     "mbarriers that copies do not see": (RING, r"kfi_mbar_made\(\);", ""),
     "two arrivals where one comes": (RING, r"kfi_mbar_init\(r\.empty \+ 8 \* i, 1\);", "kfi_mbar_init(r.empty + 8 * i, 2);"),
     "more registers than there are": (RING, r"kfi_more_registers<240>", "kfi_more_registers<256>"),
-    "the other tile is not walked over": (RING, r"kfi_ring_go\(r, r->other\);", ""),
+    "the other tile is not gone through": (RING, r"kfi_ring_go\(r, r->other\);", ""),
     "the next row of A": (RING, r"a, bar, depth, at\.row, of_a", "a, bar, depth, at.row + 1, of_a"),
     "rows 64 further on are the first ones": (RING, r"a \+ \(m \* 8192 \+", "a + (0 * m +"),
     "another quarter of a stage": (RING, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),

@@ -116,7 +116,7 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
         for i, a in enumerate(tensors_of(f)):
             call.set(**{a["name"]: (i + 1) * 2**52})
         few = f["bwd"] and getattr(cases.own(f), "FEW_BLOCKS", False)  # whose sums they share out
-        if cases.walks(f) or cases.channels(f) or few:
+        if cases.persistent(f) or cases.channels(f) or few:
             call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
         else:
             call.set(workspace_bytes=2**60, workspace=2**60)

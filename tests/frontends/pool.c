@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: every piece of every job is done once, whoever calls, before and after a
+/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: every chunk of every job is done once, whoever calls, before and after a
  * fork. */
 #include "packed.h"
 
@@ -12,18 +12,18 @@ int kfp_threads(void);
 void kfp_set_threads(int threads);
 void kfp_set_parallel_for(int (*fn)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *));
 
-enum { PIECES = 1000, JOBS = 200, CALLERS = 4 };
+enum { CHUNKS = 1000, JOBS = 200, CALLERS = 4 };
 static int through_host;
 
-static void piece(void *context, int64_t i) { ++((int *)context)[i]; }
+static void chunk(void *context, int64_t i) { ++((int *)context)[i]; }
 
 static void *caller(void *wrong)
 {
     for (int job = 0; job < JOBS; ++job) {
-        int done[PIECES] = {0};
-        const int count = job % 7 == 0 ? 2 : PIECES;
-        kfp_parallel_for(count, piece, done);
-        for (int i = 0; i < PIECES; ++i) *(int *)wrong += done[i] != (i < count);
+        int done[CHUNKS] = {0};
+        const int count = job % 7 == 0 ? 2 : CHUNKS;
+        kfp_parallel_for(count, chunk, done);
+        for (int i = 0; i < CHUNKS; ++i) *(int *)wrong += done[i] != (i < count);
     }
     return NULL;
 }

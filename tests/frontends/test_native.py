@@ -27,7 +27,7 @@ def packed(library):
 
 @pytest.mark.parametrize("header, bwd", GROUPS, ids=[f"{h}{'-bwd' if b else ''}" for h, b in GROUPS])
 def test_numbers(packed, header, bwd):
-    """Each function that the library has, on a shape that is cut into pieces and on one that is not."""
+    """Each function that the library has, on a shape that is cut into chunks and on one that is not."""
     memory = checks.CpuMemory()
     there = [f for f in GROUPS[header, bwd] if packed.has(f)]
     for f in there:
@@ -63,7 +63,7 @@ def test_threads_change_no_bits(kf):
 @pytest.mark.parametrize("flags, argument", [((), ()), (("-fsanitize=thread",), ("no fork",)), (("-fsanitize=address,undefined",), ())],
                          ids=["plain", "thread", "address"])
 def test_pool(tmp_path, flags, argument):
-    """Every piece once: four callers at the same time, in a forked child, through the host's loop."""
+    """Every chunk once: four callers at the same time, in a forked child, through the host's loop."""
     source = kflib.ROOT / "tests/frontends/pool.c"
     command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{NATIVE}", source, NATIVE / "pool.c",
                "-o", tmp_path / "pool", "-lpthread"]

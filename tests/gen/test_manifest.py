@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers must know of a function stands in the manifest: shapes, counterparts, scalars, workspaces, without a name taken to pieces."""
+"""What callers must know of a function stands in the manifest: shapes, counterparts, scalars, workspaces, without a name taken apart."""
 
 import math
 

@@ -24,7 +24,7 @@ def frames(text, include, folder):
 
 
 @pytest.mark.parametrize("dtype", cases.by_level(["f32", "bf16"], ["f32", "bf16", "f64"]))
-def test_rows_are_held_in_registers(dtype, include, tmp_path):
+def test_rows_are_in_registers(dtype, include, tmp_path):
     """The kernels of four and eight vectors a thread, 16-byte accesses, a block for each row. With 76 bytes spilled add_layer_norm bf16 took 20 %
     longer, with 200 the gradient of instance_norm 60 %, with 380 layer_norm of float32 weights 180 %."""
     chosen = [f for f in FUNCTIONS if f["dtypes"][0] == dtype]

@@ -35,15 +35,15 @@ PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
 HEADS = [[(2, 3, 4, 5), 0], [(1, 2, 3, 64), 0], [(3, 1, 5, 300), 1], [(2, 2, 2, 2500), 0], [(0, 2, 3, 4), 0], [(2, 0, 3, 4), 0], [(2, 3, 0, 4), 0],
          [(2, 3, 4, 0), 0], [(1, 1, 1, 1), 1], [(3, 4, 5, 8), 0], [(2, 7, 1, 1024), 0], [(1, 3, 40, 33), 0], [(1, 1, 2, 3008), 0]]
 HEADS_2 = [[(*rows, k), k % 3] for rows in ((1, 1, 1), (2, 3, 5), (3, 1, 17)) for k in (*range(1, 34), 63, 64, 65, 127, 255, 257, 1024, 2049)]
-# The sizes outer, length, groups, channels, inner: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of pieces
-# that are whole vectors or not; both; a row that is a piece; one channel in several slices.
+# The sizes outer, length, groups, channels, inner: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of segments
+# that are whole vectors or not; both; a row that is a segment; one channel in several slices.
 GROUPS = [[(2, 1, 3, 12, 5), 0], [(2, 5, 3, 12, 1), 0], [(2, 1, 2, 6, 64), 0], [(2, 9, 2, 32, 1), 0], [(2, 3, 2, 8, 6), 1], [(0, 2, 3, 12, 5), 0],
           [(2, 0, 3, 12, 5), 0], [(2, 2, 0, 0, 5), 0], [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 12, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 5, 40), 0],
           [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 8, 196), 0], [(1, 1, 2, 16, 49), 0], [(1, 90, 2, 20, 1), 0], [(1, 2, 2, 6, 20), 0],
           [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 6, 8), 0], [(1, 700, 2, 16, 1), 0], [(2, 1, 3, 120, 2), 0]]
 GROUPS_2 = [[(o, s, g, g * c, i), (o + c) % 2] for o in (1, 3) for s in (1, 2, 33) for g in (1, 4) for c in (1, 3, 8, 20)
              for i in (1, 2, 7, 16, 65, 196)]
-# Rows of every length class of the row family: held by a thread in 2, 4, 8 or 16 vectors, by a block or by a cluster, or not held,
+# Rows of every length class of the row family: in the registers of a thread, in 2, 4, 8 or 16 vectors, by a block or by a cluster, or read again,
 # whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
 LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1], [(2, 128), 1], [(3, 4808), 0],
          [(2, 5001), 0], [(2, 3001), 0], [(2, 3008), 0]]
@@ -56,7 +56,7 @@ REDUCED = [[(5, 7, 3), 0], [(1, 1000, 1), 1], [(3, 70, 64), 0], [(5, 0, 3), 0], 
            [(1, 140000, 1), 0], [(3, 60, 64), 0]]  # the last: several warps of one kernel that sweeps twice
 REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128, 1000, 5000) for i in (1, 2, 3, 8, 63, 64, 65, 260)]
 REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 3000, 4100), 0]]
-WALKED = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each block that walks down them
+MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each persistent block
 # For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
 SUMS = {"rows": [[(2100, 12), 0]], "planes": [[(1300, 2, 9), 0]], "groups": [[(700, 1, 2, 4, 9), 0]]}
 
@@ -152,8 +152,8 @@ def of_count(f, count, rest):
     return (1,) * counted(f) + (count, *rest)
 
 
-def walks(f):
-    """Whether its blocks walk down the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
+def persistent(f):
+    """Whether its blocks are persistent, loop over the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
     return f["scratch"] and f["family"] != "reduce" and not own(f) and not planes(f) and not groups(f)
 
 
@@ -164,14 +164,14 @@ def parts(groups, cols):
 
 def rows_of(f, table):
     """A table of [rows, cols] for the family row: so many planes, or queries of two heads, where those are its rows."""
-    if groups(f):  # of one channel or several, in one piece or in two
+    if groups(f):  # of one channel or several, in one segment or in two
         return [[(2, 1, *parts(r // 2, c)) if r % 2 == 0 else (1, 2, r, r * (c // 4), 2) if c % 8 == 0 else (1, 1, r, r * c, 1), shift]
                 for (r, c), shift in table]
     if f["form"] == "heads":
         return [[(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table]
-    if channels(f):  # in two pieces, in short ones, in pieces that are no whole vectors, in one piece
-        pieces = [2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1 for (r, c), _ in table]
-        return [[(n, r, c // n), shift] for ((r, c), shift), n in zip(table, pieces)]
+    if channels(f):  # in two segments, in short ones, in segments that are no whole vectors, in one segment
+        segments = [2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1 for (r, c), _ in table]
+        return [[(n, r, c // n), shift] for ((r, c), shift), n in zip(table, segments)]
     if not planes(f):
         return table
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
@@ -179,7 +179,7 @@ def rows_of(f, table):
 
 # Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
 # odd ones; what a block of an emulation holds, and more; more than a block holds where there are bands enough for every block. The last ones are
-# held as rows, by some lanes, a block, a cluster.
+# rows in registers, of some lanes, a block, a cluster.
 BANDS = [[(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0], [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1],
          [(6, 12, 10), 0], [(40, 16, 1), 0], [(40, 13, 1), 0], [(30, 16, 1), 0], [(600, 16, 1), 0], [(600, 13, 1), 1], [(90, 16, 1), 0],
          [(70, 8, 3), 0], [(1, 3, 700), 0], [(2, 1, 1001), 0], [(40, 260, 1), 0],
@@ -212,7 +212,7 @@ def shapes(f, whole=None):
 def runs(f, long=False, whole=None):
     """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too."""
-    lengthy = {"map": [], "row": rows_of(f, LONG + WALKED if whole_table(f) else share_of(f, LONG)) if f["family"] == "row" else [],
+    lengthy = {"map": [], "row": rows_of(f, LONG + MANY_ROWS if whole_table(f) else share_of(f, LONG)) if f["family"] == "row" else [],
                "reduce": REDUCED_LONG}
     found, more = [], lengthy.get(f["family"], []) if long else []
     for i, (sizes, shift) in enumerate(shapes(f, whole) + more):

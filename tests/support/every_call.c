@@ -3,7 +3,7 @@
    sanitizers are to look at.
 
        every_call             small tensors, one after the other
-       every_call pieces      tensors of several pieces, which KF_PARALLEL_FOR gives to threads
+       every_call chunks      tensors of several chunks, which KF_PARALLEL_FOR gives to threads
        every_call callers     small ones, from four threads at once, whose results must agree
        every_call "small stack" BYTES   on a thread whose stack is as large, beside what any thread needs */
 #include "every_call.h"
@@ -155,7 +155,7 @@ int main(int count, char **words)
     const char *mode = count > 1 ? words[1] : "";
     uint64_t sum, sums[4];
     if (!strcmp(mode, "small stack") && count > 2 && on_a_small_stack(atol(words[2]))) return 2;
-    const int calls = all(!strcmp(mode, "pieces"), &sum);
+    const int calls = all(!strcmp(mode, "chunks"), &sum);
     if (!strcmp(mode, "callers")) {
         pthread_t threads[4];
         for (int t = 0; t < 4; ++t)

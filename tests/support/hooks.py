@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers that define KF_PARALLEL_FOR: the pieces of a call backwards on the calling thread, or on pthreads."""
+"""Headers that define KF_PARALLEL_FOR: the chunks of a call backwards on the calling thread, or on pthreads."""
 
 REVERSED = """
 #ifndef KFT_HOOK
 #define KFT_HOOK
-__attribute__((weak)) long kft_pieces;
+__attribute__((weak)) long kft_chunks;
 static inline void kft_for(long long count, void (*fn)(void *, long), void *context)
 {
     while (count-- > 0) {
-        __atomic_fetch_add(&kft_pieces, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&kft_chunks, 1, __ATOMIC_RELAXED);
         fn(context, (long)count);
     }
 }
@@ -19,15 +19,15 @@ PTHREADS = """
 #ifndef KFT_HOOK
 #define KFT_HOOK
 #include <pthread.h>
-__attribute__((weak)) long kft_pieces;
+__attribute__((weak)) long kft_chunks;
 #define KFT_THREADS 3
-/* Piece i runs on thread i mod 3, whichever is faster: pieces that share what they must not do so on different threads. */
+/* Chunk i runs on thread i mod 3, whichever is faster: chunks that share what they must not do so on different threads. */
 typedef struct { long long first, count; void (*fn)(void *, long); void *context; } kft_job;
 static inline void *kft_work(void *p)
 {
     const kft_job *job = (const kft_job *)p;
     for (long long i = job->first; i < job->count; i += KFT_THREADS) {
-        __atomic_fetch_add(&kft_pieces, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&kft_chunks, 1, __ATOMIC_RELAXED);
         job->fn(job->context, (long)i);
     }
     return 0;

@@ -5,7 +5,7 @@ import checks
 import faults
 import strided
 
-# One tensor held, two, with weights, of float32 too, gradients of weights, a picked column, what rows share.
+# One tensor in registers, two, with weights, of float32 too, gradients of weights, a picked column, what rows share.
 NAMES = ("kf_softmax_bf16", "kf_softmax_bwd_f16", "kf_layer_norm_bf16", "kf_layer_norm_bwd_bf16", "kf_add_rms_norm_bf16", "kf_rms_norm_bf16_f32",
          "kf_cross_entropy_with_grad_bf16", "kf_scale_mask_softmax_bf16")
 FUNCTIONS = faults.named(NAMES, "cuda")

@@ -19,14 +19,14 @@ def extent(call):
     if call.f["family"] == "reduce":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
     if cases.groups(call.f):
-        outer, length, groups, channels, inner = pieces(call)
+        outer, length, groups, channels, inner = segments(call)
         return outer * groups, length * channels * inner
     if cases.channels(call.f):
         return call.sizes[1], call.sizes[0] * call.sizes[2]
     return math.prod(call.sizes[:-1]), call.sizes[-1]  # rows, planes, queries
 
 
-def pieces(call):
+def segments(call):
     """(outer, length, groups, channels of a group, inner) of rows that are groups."""
     outer, length, groups, channels, inner = call.sizes
     return outer, length, groups, channels // max(groups, 1), inner
@@ -67,7 +67,7 @@ def of_rows(call, array, tensor):
         outer, channels, inner = call.sizes
         return np.ascontiguousarray(array.reshape(channels, outer, inner).swapaxes(0, 1))
     if cases.groups(call.f) and kind == "elem":
-        outer, length, groups, channels, inner = pieces(call)
+        outer, length, groups, channels, inner = segments(call)
         array = np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
         return array.reshape(outer, length, groups * channels, inner)
     if call.f["family"] != "reduce":
@@ -83,7 +83,7 @@ def columns(call, array, kind):
     if cases.channels(call.f) and kind == "elem":
         return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(0, 1)).reshape(extent(call))
     if cases.groups(call.f) and kind in ("elem", "group"):
-        outer, length, groups, channels, inner = pieces(call)
+        outer, length, groups, channels, inner = segments(call)
         if kind == "elem":
             return np.ascontiguousarray(array.reshape(outer, length, groups, channels, inner).swapaxes(1, 2)).reshape(extent(call))
         return np.broadcast_to(array.reshape(groups, channels)[:, None, :, None], (outer, groups, length, channels, inner)).reshape(extent(call))
@@ -96,7 +96,7 @@ def columns(call, array, kind):
 
 def by_channel(call, array):
     """Of rows that are groups, as [outer * length * inner, groups * channels]."""
-    outer, length, groups, channels, inner = pieces(call)
+    outer, length, groups, channels, inner = segments(call)
     return array.reshape(outer, groups, length, channels, inner).transpose(0, 2, 4, 1, 3).reshape(outer * length * inner, groups * channels)
 
 

@@ -177,7 +177,7 @@ def compare(got, where, want, what):
             raise Failure(f"{where}: {what}: {name}[{bad[0]}] is {own!r}, of dense tensors {dense_!r} (as stored)")
 
 
-# Of every schedule: rows of whole vectors and others, short and long ones, held and read again; pieces that are vectors or not.
+# Of every schedule: rows of whole vectors and others, short and long ones, in registers and read again; segments that are vectors or not.
 SHAPES = {"rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)], "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],
           "channels": [(3, 4, 24), (5, 3, 7), (30, 5, 1), (2, 3, 1024), (4, 2, 2051)],
           "heads": [(2, 3, 4, 24), (2, 2, 3, 41), (2, 2, 2, 2048), (1, 2, 2, 8201)],

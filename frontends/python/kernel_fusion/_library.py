@@ -89,7 +89,7 @@ def of(op: _table.Op) -> Any:
 
 
 def share_threads(loop: ctypes.c_void_p) -> None:
-    """All pieces of work go to the host's loop from now on: as torch_parallel_for."""
+    """All chunks of work go to the host's loop from now on: as torch_parallel_for."""
     global _loop
     _loop = loop
     for found in _every:

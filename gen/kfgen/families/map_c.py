@@ -158,11 +158,11 @@ class MapC(C):
 
     @functools.cached_property
     def part(self):
-        """How many elements are computed at a time: as many as a walk has room for in tiles of all slots, and a tile function in
+        """How many elements are computed at a time: as many as a traversal has room for in tiles of all slots, and a tile function in
         buffers of what it converts, and of results on their way past the caches."""
         tile = sum(s.dtype.size for s in self.slots)
-        pieces = GROUP if self.k.sums and self.k.dtype.word != "f16" else 1  # of each result, see _groups
-        own = sum(4 for s in self.slots if s.staged) + pieces * sum(s.dtype.size for s in self.slots if s.role == "store")
+        buffers = GROUP if self.k.sums and self.k.dtype.word != "f16" else 1  # of each result, see _groups
+        own = sum(4 for s in self.slots if s.staged) + buffers * sum(s.dtype.size for s in self.slots if s.role == "store")
         room = limits.ROOM - limits.WORDS * self.k.keeps
         share = next(n for n in (1, 2, 4, 8) if limits.PART // n * tile <= room and limits.PART // n * own <= limits.STAGED)
         return "KFI_PART" + (f" / {share}" if share > 1 else "")
@@ -211,7 +211,7 @@ class MapC(C):
     chosen_type = "kfi_tile_fn"
 
     def chosen_code(self, word):
-        """What a call walks with whose activation is an argument."""
+        """What a call traverses with whose activation is an argument."""
         return f"kfi_tile_{self.k.name}_{word}"
 
     def chosen_arguments(self, launcher):

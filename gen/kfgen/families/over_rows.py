@@ -101,7 +101,7 @@ class RowsKernel(Kernel):
         self.shared = [s for s in self.loads if s.kind == "shared"]
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
         self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
-        self.pieces = self.layout in ("groups", "channels")
+        self.segments = self.layout in ("groups", "channels")
         self.picked = [s for s in self.inputs if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along]
         self.values = [s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"]
         # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
@@ -163,11 +163,11 @@ class RowsKernel(Kernel):
         return [s for s in self.loads + self.picked + self.stores if s.kind == "elem"]
 
     def value_type(self, s):
-        """In which a row's value is held: whole numbers are themselves."""
+        """In which a row's value is kept: whole numbers are themselves."""
         return "kf_i64" if s.var == "I" else self.compute
 
     def value_env(self, spelled):
-        """{value of a row: how it is read as a number}. spelled: as it is held, with {} for its name."""
+        """{value of a row: how it is read as a number}. spelled: as it is kept, with {} for its name."""
         return {s.name: f"(({self.compute}){text})" if s.var == "I" else text
                 for s, text in ((s, spelled.format(s.name)) for s in self.values)}
 
@@ -214,7 +214,7 @@ class OverRows(Family):
             raise wrong(op, "expr", "reduces nothing over a row and picks nothing from it", f'leave out family = "{op.family}"')
 
     def check_rows(self, op, picks):
-        """Complains of rows that are in pieces, and are read in a way that wants them whole."""
+        """Complains of rows that are in segments, and are read in a way that wants them whole."""
 
     def check_result(self, op, name, level):
         """Complains of what a result differs over."""

@@ -57,7 +57,7 @@ class RowsC(C):
     chosen_type = "const kfi_row_pass *"
 
     def chosen_code(self, word):
-        """What a call walks with whose activation is an argument."""
+        """What a call traverses with whose activation is an argument."""
         return self.code.format(f"{self.k.name}_{word}")
 
     def chosen_arguments(self, launcher):

@@ -7,8 +7,8 @@ from kfgen.passes import inlined, program
 
 
 class ReduceC(RowsC):
-    code, chosen_type = "kfi_reduce_{}", "kfi_walk"
-    walk = "cpu/reduce_walk.j2"
+    code, chosen_type = "kfi_reduce_{}", "kfi_traversal"
+    body = "cpu/reduce_passes.j2"
     join = None  # what joins what the parts have found, where those are no numbers
 
     @property

@@ -75,7 +75,7 @@ class PlaceCuda(ReduceCuda):
 
 
 class PlaceC(ReduceC):
-    walk = "cpu/reduce_place.j2"
+    body = "cpu/reduce_place.j2"
 
     @property
     def join(self):

@@ -53,8 +53,8 @@ class Row(OverRows):
     kernel = RowKernel
     name = "row"
     title = "Ops over rows"
-    # In the order of core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` pieces
-    # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` pieces.
+    # As in core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` segments
+    # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` segments.
     forms = {"rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
              "planes": {"elem": "outer, channels, inner", "channel": "channels", "per_plane": "outer, channels"},
              "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
@@ -100,7 +100,7 @@ class Row(OverRows):
         word = "pick" if picks else "dropout"
         odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
         if odd and odd.kind == "group" and (picks or op.dropout):
-            fix = "a row of groups is in pieces: write a second op for it"
+            fix = "a row of groups is in segments: write a second op for it"
             raise wrong(op, "operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", fix)
         if op.layout and (picks or op.dropout):
-            raise wrong(op, "layout", f"is {op.layout!r} of an op that calls {word}()", "a row of channels is in pieces: write a second op for it")
+            raise wrong(op, "layout", f"is {op.layout!r} of an op that calls {word}()", "a row of channels is in segments: write a second op for it")

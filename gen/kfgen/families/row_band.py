@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in CUDA, ops over channels: bands of neighbouring channels, held by a block or shared by several in a launch for each pass; or a
-channel as a row is held, where the sizes say so (core/row_band_host.cuh)."""
+"""`row` in CUDA, ops over channels: bands of neighbouring channels, in a block's registers or shared by several in a launch for each pass; or a
+channel is a row in registers, where the sizes say so (core/row_band_host.cuh)."""
 
 import functools
 from copy import copy as duplicate
@@ -74,7 +74,7 @@ class BandCuda(RowsCuda):
 
     @functools.cached_property
     def rows(self):
-        """The same kernel with the schedules of other rows: a channel is one in pieces."""
+        """The same kernel with the schedules of other rows: a channel is one in segments."""
         found = duplicate(self.k)
         found.__dict__["cuda"] = RowCuda(found)
         return found
@@ -89,7 +89,7 @@ class BandCuda(RowsCuda):
         return f"kfi_band_of<kfi_form>({name}, e, kfi_split)"
 
     @property
-    def held(self):
+    def in_registers(self):
         """Vectors that a thread holds of each tensor."""
         return 8 if len(self.k.loads) <= 2 else 4
 
@@ -125,7 +125,7 @@ class BandCuda(RowsCuda):
 
     @property
     def band_instances(self):
-        stages = ["KFI_BAND_HELD", *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of)))] + ["KFI_BAND_LAST"] * bool(self.k.stores)
+        stages = ["KFI_BAND_REGISTERS", *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of)))] + ["KFI_BAND_LAST"] * bool(self.k.stores)
         name = f"kfk_{self.k.name}"
         found = [Instance(f"{name}_band", ("act", form, whole, stage)) for form in FORMS for whole in (1, 0) for stage in stages]
         return found + [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
@@ -133,20 +133,20 @@ class BandCuda(RowsCuda):
     @property
     def bounds(self):
         """Threads of a block at most, and blocks of an SM: as many registers as hold a band, or what is on its way."""
-        held = "form == KFI_BAND_ONE && whole ? 2 : 1" if len(self.k.loads) == 1 and self.k.dtype.size == 4 else "1"
-        return f"form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, stage == KFI_BAND_HELD ? {held} : " \
+        in_registers = "form == KFI_BAND_ONE && whole ? 2 : 1" if len(self.k.loads) == 1 and self.k.dtype.size == 4 else "1"
+        return f"form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, stage == KFI_BAND_REGISTERS ? {in_registers} : " \
                "form == KFI_BAND_EACH || (form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
 
     @property
     def numbers(self):
-        """vec, held, passes, values, reduced, kept, sets, acc_size of core/row_band_host.cuh's kfi_band_op."""
+        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of core/row_band_host.cuh's kfi_band_op."""
         s = self.stages_of
         values = max(found.values for found in s)
         sets = 3 if any(found.moments for found in s) else 1
-        return [self.vec, self.held, len(s), values, sum(len(found.reductions) for found in s), sum(found.values for found in s), sets,
+        return [self.vec, self.in_registers, len(s), values, sum(len(found.reductions) for found in s), sum(found.values for found in s), sets,
                 self.k.dtype.acc.size]
 
     @property
     def workspace_bytes(self):
-        vec, held, _, values, reduced, _, _, acc = self.numbers
-        return f"kfi_band_workspace({', '.join(self.k.sizes)}, {vec}, {held}, {values}, {reduced}, {acc})"
+        vec, in_registers, _, values, reduced, _, _, acc = self.numbers
+        return f"kfi_band_workspace({', '.join(self.k.sizes)}, {vec}, {in_registers}, {values}, {reduced}, {acc})"

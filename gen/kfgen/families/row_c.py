@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in C: a walk over rows, and for each activation its passes over one, of functions over a strip of it."""
+"""The family `row` in C: a traversal of rows, and for each activation its passes over one, of functions over a strip of it."""
 
 import functools
 import re
@@ -87,7 +87,7 @@ class RowC(RowsC):
         env |= {COLUMN: f"(({T})column + ({T})j)", KEEP_SCALE: "keep_scale",
                 KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"}
         # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
-        hold = "" if self.k.has_act else "kfi_held ? name_h[j] : {}"
+        hold = "" if self.k.has_act else "kfi_on_stack ? name_h[j] : {}"
         return self.k.program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, target, env, keep=hold)
 
     def sharing(self, extends):
@@ -109,7 +109,7 @@ class RowC(RowsC):
 
     @property
     def frame_values(self):
-        """{value of a row that the walk works out: its type}."""
+        """{value of a row that the traversal works out: its type}."""
         T = self.k.compute
         found = {f"{s.name}_i": self.k.value_type(s) for s in self.k.values} | {f"{p.name}_i": T for p in self.k.picks}
         return found | ({"query": "kf_i64"} if self.k.reads_query else {}) | {name: T for name, _, _ in self.k.counts}
@@ -129,16 +129,16 @@ class RowC(RowsC):
         strips = sum(s.dtype.size for s in self.k.sources + self.k.stores)
         strips += sum(self.k.dtype.acc.size for s in self.k.added if s not in self.k.plane_sums)
         left = limits.FRAME - STRIP * strips - REST - WORDS * self.k.keeps
-        return left // (bool(self.kept_names) + bool(self.k.pieces and self.k.loads))
+        return left // (bool(self.kept_names) + bool(self.k.segments and self.k.loads))
 
     @property
-    def held(self):
+    def on_stack(self):
         """Columns of a row whose values are kept between passes."""
         return self._share // (len(self.kept_names) * DTYPE[self.k.dtype.compute].size) // STRIP * STRIP
 
     @property
     def gathered(self):
-        """Bytes of a row in pieces that are copied side by side, of each tensor."""
+        """Bytes of a row in segments that are copied side by side, of each tensor."""
         return min(16 << 10, self._share // len(self.k.loads) // 512 * 512)
 
     @property
@@ -161,7 +161,7 @@ class RowC(RowsC):
         found |= {s.name: f"const {s.ctype} *{s.name}" for s in self.k.sources}
         found |= {f"{r.name}_a": f"{T} *{r.name}_a" for p in plan.passes for r in p.reductions}
         found |= {s.name: f"{s.ctype} *{s.name}" for s in self.k.stores} | {s.name: f"{acc} *{s.name}" for s in self.k.sums + self.k.group_sums}
-        found |= {"kfi_held": "const int kfi_held"} | {f"{n}_h": f"{T} *{n}_h" for n in plan.kept}
+        found |= {"kfi_on_stack": "const int kfi_on_stack"} | {f"{n}_h": f"{T} *{n}_h" for n in plan.kept}
         values = self.frame_values | dict.fromkeys((*names_, *(s for s, _ in self.scalars(act, plan))), T)
         values |= dict.fromkeys((*self.k.integers, "kfi_cols", "kfi_queries"), "kf_i64")
         values |= {"keep_from": "uint32_t", "keep_scale": T}
@@ -169,11 +169,11 @@ class RowC(RowsC):
         found |= self.given_on(("act", "act_bwd"))
         return {n: text for n, text in found.items() if self.mentions(body, n)}
 
-    def held_ways(self, parameters):
+    def stack_ways(self, parameters):
         """Where a function over a tile keeps values: of the first columns of a row, then of the others, which it computes again."""
-        return [1, 0] if "kfi_held" in parameters else [0]
+        return [1, 0] if "kfi_on_stack" in parameters else [0]
 
-    def strip_arguments(self, parameters, which, held=0):
+    def strip_arguments(self, parameters, which, on_stack=0):
         """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
         tile = {"whole": self.tile, "last": lambda s: f"{s.name}_t", "either": self.strip}[which]
         found = {"left": "KFI_STRIP" if which == "whole" else "left", "column": "i",
@@ -181,7 +181,7 @@ class RowC(RowsC):
         to = "t" if which == "last" else "to"
         found |= {s.name: tile(s) for s in self.k.sources} | {s.name: f"{s.name}_{to}" for s in self.k.stores + self.k.sums}
         found |= {s.name: f"{s.name}_t" for s in self.k.group_sums}
-        found |= {n: f"{n[:-2]}_k{' + i' if held else ''}" for n in parameters if n.endswith("_h")} | {"kfi_held": str(held)}
+        found |= {n: f"{n[:-2]}_k{' + i' if on_stack else ''}" for n in parameters if n.endswith("_h")} | {"kfi_on_stack": str(on_stack)}
         return ", ".join(found.get(n, n) for n in parameters)
 
     def frame_locals(self, plan, act, names_, body, assigned):
@@ -215,24 +215,24 @@ class RowC(RowsC):
 
     def tile(self, s):
         """A whole tile of an operand, which begins at column i."""
-        if self.k.pieces:
-            return self.piece(s, "KFI_STRIP")
+        if self.k.segments:
+            return self.segment(s, "KFI_STRIP")
         start = self.start(s)
         return f"{s.name} ? {s.name} + {start} : {s.name}_t" if s.absent is not None else f"{s.name} + {start}"
 
     def strip(self, s):
         """A tile of an operand, whole or what is left of a row."""
-        if self.k.pieces:
-            return self.piece(s, "left")
+        if self.k.segments:
+            return self.segment(s, "left")
         at = f"{s.name} + {self.start(s)}"
         tile = f"left == KFI_STRIP ? {at} : (const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
         return f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile
 
-    def piece(self, s, count):
-        """A tile of a row in pieces: where it lies, or a copy."""
+    def segment(self, s, count):
+        """A tile of a row in segments: where it lies, or a copy."""
         if s.kind == "group":
             return f"(const {s.ctype} *)kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
-        return f"(const {s.ctype} *)kfi_piece_tile(m, {s.name}_g, {s.name}_t, {s.name}, row, i, {count}, {s.dtype.size})"
+        return f"(const {s.ctype} *)kfi_segment_tile(m, {s.name}_g, {s.name}_t, {s.name}, row, i, {count}, {s.dtype.size})"
 
     def start(self, s):
         """Its element in column i of a row, at whose beginning a frame's pointer stands."""
@@ -240,8 +240,8 @@ class RowC(RowsC):
 
     def tail(self, s):
         """The statement that copies what is left of a row."""
-        if self.k.pieces:
-            return f"(void){self.piece(s, 'left').partition(')')[2]};"
+        if self.k.segments:
+            return f"(void){self.segment(s, 'left').partition(')')[2]};"
         copy = f"kfi_tail({s.name}_t, {s.name} + {self.start(s)}, left, {s.dtype.size});"
         return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or walked in passes."""
+"""The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or read again in each pass."""
 
 import functools
 from dataclasses import replace
@@ -28,16 +28,16 @@ class RowCuda(RowsCuda):
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
-        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<held>")
+        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<in_registers>")
         return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, target, env,
-                            [s.name for s in self.k.sums], keep="" if self.forgets else "held ? name_h[held ? s : 0][e] : {}",
+                            [s.name for s in self.k.sums], keep="" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
                             split=chosen.split if self.k.chosen else None)
 
     @property
-    def held(self):
+    def in_registers(self):
         """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
         threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
-        way). The last one is that of blocks that walk down the rows, a cluster of them at each where a block is not enough."""
+        way). The last one is that of blocks that loop over the rows, a cluster of them at each where a block is not enough."""
         if self.k.gathers:
             return [(1, 32, 32, 32), (1, 32, 32, 0)]
         size, loads = 16 // self.vec, len(self.k.loads)
@@ -46,23 +46,23 @@ class RowCuda(RowsCuda):
             return [(vectors, 512, 512, min(256, STATIC_SHARED // self._ring(vectors) // 32 * 32))]  # without clusters: of every device
         vectors = 4 if loads > 2 else 16 if size > 2 and loads == 1 and not self.k.row_loads + self.k.group_loads else 8
         most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
-        walk = (vectors, min(256, most), most, 0)
+        persistent = (vectors, min(256, most), most, 0)
         if self.k.group_sums:  # beside the row's values those of its channels, and sums
-            return [(4, 256, 256, 256), walk]
+            return [(4, 256, 256, 256), persistent]
         if loads > 2 and self.transcendental:  # values and what is computed of them: 128 registers
-            return [(4, 256, 256, 256), walk]
+            return [(4, 256, 256, 256), persistent]
         if loads > 1:
             most = 384 if size == 2 else 512  # two blocks an SM, whose threads have 80 or 64 registers
-            return [(4, most, most, most), walk]
-        if self.transcendental:  # what is computed of a value is held as well: 32 of them
-            return [(4, 256, 256, 1024), walk] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), walk]
+            return [(4, most, most, most), persistent]
+        if self.transcendental:  # what is computed of a value is in registers as well: 32 of them
+            return [(4, 256, 256, 1024), persistent] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), persistent]
         full = 256 if size == 2 else 512
         # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
         few = full if self.k.row_loads else 32
-        return [(4, few, few, few), (8, full, full, 1024), walk]
+        return [(4, few, few, few), (8, full, full, 1024), persistent]
 
     def _kept_vectors(self, vectors):
-        """16-byte parts of row operands that a thread of a block that walks keeps in shared memory."""
+        """16-byte parts of row operands that a thread of a persistent block keeps in shared memory."""
         return 0 if self.k.sums else sum(vectors * self.parts(s) for s in self.k.row_loads)
 
     def parts(self, stream):
@@ -71,7 +71,7 @@ class RowCuda(RowsCuda):
 
     def kept_at(self, stream):
         """The first such part of a row operand."""
-        return sum(self.held[-1][0] * self.parts(s) for s in self.k.row_loads[:self.k.row_loads.index(stream)])
+        return sum(self.in_registers[-1][0] * self.parts(s) for s in self.k.row_loads[:self.k.row_loads.index(stream)])
 
     @property
     def forgets(self):
@@ -83,53 +83,53 @@ class RowCuda(RowsCuda):
 
     @property
     def depth(self):
-        """Rows on their way in shared memory, where blocks walk down the rows."""
-        return self._depth(self.held[-1][0])
+        """Rows on their way in shared memory, where blocks are persistent down the rows."""
+        return self._depth(self.in_registers[-1][0])
 
     @property
-    def posted(self):
+    def fetched(self):
         """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
         there = [s for s in self.k.values if s.kind != "channel" and not self.k.gathers]
         return sorted((s for s in there if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
 
-    def posted_at(self, stream):
+    def fetched_at(self, stream):
         """Its byte among those of a row."""
-        return sum(s.dtype.size for s in self.posted[:self.posted.index(stream)])
+        return sum(s.dtype.size for s in self.fetched[:self.fetched.index(stream)])
 
     @property
-    def post(self):
+    def fetched_bytes(self):
         """Bytes of a row's values."""
-        largest = max((s.dtype.size for s in self.posted), default=1)
-        return -(-sum(s.dtype.size for s in self.posted) // largest) * largest
+        largest = max((s.dtype.size for s in self.fetched), default=1)
+        return -(-sum(s.dtype.size for s in self.fetched) // largest) * largest
 
-    def _posts_at(self, vectors):
+    def _fetched_from(self, vectors):
         return 16 * (self._depth(vectors) * len(self.k.loads) * vectors + self._kept_vectors(vectors))
 
     @property
-    def posts_at(self):
+    def fetched_from(self):
         """The first of them, in bytes of a thread's shared memory: behind the rows on their way and the row operands."""
-        return self._posts_at(self.held[-1][0])
+        return self._fetched_from(self.in_registers[-1][0])
 
     def _ring(self, vectors):
-        places = -(-(self._posts_at(vectors) + self._depth(vectors) * self.post) // 16)
+        places = -(-(self._fetched_from(vectors) + self._depth(vectors) * self.fetched_bytes) // 16)
         return max((places | 1) * 16, vectors * self.vec * self.k.dtype.acc.size if self.k.sums else 0)
 
     @property
     def ring(self):
         """Bytes of shared memory a thread; at the end the sums of a gradient. Few: the L1 cache, through which rows come, has the rest."""
-        return self._ring(self.held[-1][0])
+        return self._ring(self.in_registers[-1][0])
 
     @property
     def fixed(self):
         """Bytes of shared memory a block: for each reduction a place for each warp and for each block of a cluster (8), for
-        each pass a post, all that twice, since the next row comes before all have read them."""
+        each pass an mbarrier, all that twice, since the next row comes before all have read them."""
         size = 2 * (self.slots * (32 + 8) * self.k.dtype.acc.size + len(self.program.passes) * 8)
         return -(-size // 16) * 16
 
     @property
     def shifts(self):
-        """Whether rows that are held may begin at any address and be read by vectors (core/row_shift.cuh). Of 4-byte elements that was slower."""
-        return self.vec == 8 and not self.k.pieces and not self.k.gathers
+        """Whether rows in registers may begin at any address and be read by vectors (core/row_shift.cuh). Of 4-byte elements that was slower."""
+        return self.vec == 8 and not self.k.segments and not self.k.gathers
 
     @property
     def asks_ringed(self):
@@ -158,32 +158,32 @@ class RowCuda(RowsCuda):
     @property
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/row_host.cuh expects."""
-        held = [vectors for vectors, *_ in self.held]
-        found = [(v, 0) for v in held[:-1]] + ([] if self.k.gathers else [(held[-1], 1), (0, int(bool(self.k.sums)))])
+        in_registers = [vectors for vectors, *_ in self.in_registers]
+        found = [(v, 0) for v in in_registers[:-1]] + ([] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))])
         state = ("from_state",) if self.k.keeps else ()
-        return [Instance(f"kfk_{self.k.name}", ("act", held, 2 * walk + whole, *state)) for held, walk in found for whole in (1, 0)]
+        return [Instance(f"kfk_{self.k.name}", ("act", vectors, 2 * stay + whole, *state)) for vectors, stay in found for whole in (1, 0)]
 
     @property
     def bounds(self):
         """Threads of a block at most: of a row, or of several rows' blocks."""
         least = 256 if self.k.sums else 128
-        found = [f"held == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.held[:-1]]
+        found = [f"in_registers == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.in_registers[:-1]]
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
-        most = 2 if len(self.k.loads) > 1 else 1024 // self.held[0][3] if self.k.row_loads else 0
+        most = 2 if len(self.k.loads) > 1 else 1024 // self.in_registers[0][3] if self.k.row_loads else 0
         asked = most and not self.k.sums and self.k.dtype.size < 8
-        blocks = f", way < 2 && held{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
-        return f"way > 1 ? {max(self.held[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
+        blocks = f", way < 2 && in_registers{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
+        return f"way > 1 ? {max(self.in_registers[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
 
     @property
-    def held_table(self):
+    def register_table(self):
         """In a word each, as core/row_host.cuh has it: such a table is compiled for every launcher there is."""
-        return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.held)
+        return ", ".join("0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))) for v, *threads in self.in_registers)
 
     @property
     def workspace_bytes(self):
         k, acc = self.k, self.k.dtype.acc.size
         if k.sums:
-            return f"kfi_row_workspace(rows, cols, {self.vec}, {self.held_table}, {len(k.sums)}, {acc})"
+            return f"kfi_row_workspace(rows, cols, {self.vec}, {self.register_table}, {len(k.sums)}, {acc})"
         if k.group_sums:
             return f"kfi_group_workspace({', '.join(k.sizes)}, {self.vec}, {len(k.group_sums)}, {acc})"
         return f"kfi_plane_workspace({', '.join(k.sizes)}, {len(k.plane_sums)}, {acc})"
@@ -196,13 +196,13 @@ class RowCuda(RowsCuda):
         """The element that a row of a tensor begins with."""
         if stream.kind != "elem":
             return f"{row} * g.cols"
-        word = "piece" if self.k.pieces else self.k.form.removesuffix("s")
+        word = "segment" if self.k.segments else self.k.form.removesuffix("s")
         return f"kfi_{word}_row({row}, {stream.name}_p{'' if word == 'row' else ', g'})"
 
     @property
     def geometry(self):
-        return "kfi_groups" if self.k.pieces else "kfi_line"
+        return "kfi_groups" if self.k.segments else "kfi_row_layout"
 
     @property
     def geometry_name(self):
-        return "kfi_g" if self.k.pieces else "g"
+        return "kfi_g" if self.k.segments else "g"

@@ -110,12 +110,12 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
 }
 
 /* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys; the groups of
-   channels of outer x length x channels x inner, whose rows are in `length` pieces; the channels of outer x channels x inner, in `outer` pieces. */
+   channels of outer x length x channels x inner, whose rows are in `length` segments; the channels of outer x channels x inner, in `outer` segments. */
 enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS, KFI_LAYOUT_CHANNELS };
 
 /* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows.
-   pieces: the same as groups, where rows are in pieces. */
-KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s, kf_i64 *pieces)
+   segments: the same as groups, where rows are in segments. */
+KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s, kf_i64 *segments)
 {
     const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys"
                         : layout == KFI_LAYOUT_GROUPS ? "outer length groups channels inner" : "outer channels inner";
@@ -134,12 +134,12 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
     s->parts = 0;
     if (layout < KFI_LAYOUT_GROUPS) return KF_SUCCESS;
     s->parts = !grouped ? 1 : sizes[2] > 0 ? sizes[3] / sizes[2] : 0;
-    pieces[0] = s->rows;
-    pieces[1] = sizes[grouped];
-    pieces[2] = s->channels;
-    pieces[3] = s->parts;
-    pieces[4] = s->cols;
-    s->cols *= pieces[1] * pieces[3];
+    segments[0] = s->rows;
+    segments[1] = sizes[grouped];
+    segments[2] = s->channels;
+    segments[3] = s->parts;
+    segments[4] = s->cols;
+    s->cols *= segments[1] * segments[3];
     return KF_SUCCESS;
 }
 

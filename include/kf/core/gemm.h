@@ -141,7 +141,7 @@ KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
         if (kfi_cpu_gemm_is_few(&q))
             kfi_cpu_gemm_few_rows(&q, room);
         else
-            kfi_cpu_gemm_walk(&q, room);
+            kfi_cpu_gemm_blocks_of(&q, room);
     }
 }
 KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,

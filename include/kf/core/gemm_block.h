@@ -156,7 +156,7 @@ KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_product *q)
         kfi_parallel(q->row_jobs * kfi_cpu_gemm_parts(q->count_cols, q->p.wide), kfi_cpu_gemm_job, q, q->parallel);
     }
 }
-KFI_HOST void kfi_cpu_gemm_walk(kfi_cpu_product *q, void *workspace)
+KFI_HOST void kfi_cpu_gemm_blocks_of(kfi_cpu_product *q, void *workspace)
 {
     q->p = kfi_cpu_gemm_make_plan(q->v.rows, q->v.cols, q->v.unit, q->rows, q->cols, q->depth, q->products);
     q->a_room = (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);

@@ -2,7 +2,7 @@
 /* kf/core/gemm_lanes.h: products in C of one element type in vectors of one width: the tile, and the table of all such functions.
 
    Included once for each, by core/gemm_width.h, which defines KFI_GEMM_BYTES (of a vector; 0: single numbers) and KFI_GEMM_TYPE; otherwise
-   empty. Every function that computes with vectors says itself which instructions it may use: gcc takes operations on vectors to pieces
+   empty. Every function that computes with vectors says itself which instructions it may use: gcc takes operations on vectors apart
    where their function may not have them, and that before it is inlined into one that may. Sums are float, of f64 double. */
 #ifdef KFI_GEMM_TYPE
 

@@ -24,7 +24,7 @@ typedef struct {
     uint32_t keep_from;
     double keep_scale;
 } kfi_seam_part;
-typedef void (*kfi_seam_fn)(const kfi_seam_part *part, int count); /* whole KFI_PIECEs, at most KFI_PART */
+typedef void (*kfi_seam_fn)(const kfi_seam_part *part, int count); /* whole KFI_SIMDs, at most KFI_PART */
 
 /* in: what is read: a, b, ... the call's tensors; 0, 1: the product(s). out: what is made: tensors, added up where they are vectors; 0, 1:
    the gradients of the products, or the left factor. Without a function, the first value that is read. */
@@ -111,9 +111,9 @@ KFI_HOST kf_i64 kfi_seam_place(const kfi_cpu_gemm *m, int tensor, const kf_i64 *
            at[KFI_AXIS_DEPTH] * step[KFI_AXIS_DEPTH];
 }
 
-KFI_HOST int kfi_seam_whole(int count) { return (count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE; }
+KFI_HOST int kfi_seam_whole(int count) { return (count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD; }
 
-/* A value's elements from `at` on, where the function may read whole pieces of them. room: for those that are not there already. */
+/* A value's elements from `at` on, where the function may read whole vectors of them. room: for those that are not there already. */
 KFI_HOST const void *kfi_seam_read(const kfi_cpu_gemm *m, const kfi_seam_row *row, char value, const kf_i64 *at, kf_i64 done, int count,
                                    char *room)
 {

@@ -20,7 +20,7 @@ struct kfi_lookup {
     const kf_i64 *begin, *ids; // sum: where each number's places begin, the places; begin NULL: there are none
     kfi_divisor tiles;         // sum: of a row of the table
     kf_i64 items;              // sum: tiles of as many rows as a block has
-    unsigned across, lines;    // threads of a row, rows of a block
+    unsigned across, per_block;    // threads of a row, rows of a block
 };
 
 #ifdef KFI_HOST_PASS
@@ -46,10 +46,10 @@ KF_FN KFI_SMALL kf_result_t kfi_lookup_check(const kfi_looking &m, const kfi_loo
     return kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, operands);
 }
 // How many threads have a row of so many vectors, and how many such rows a block has.
-KF_FN KFI_SMALL void kfi_lookup_lines(kfi_lookup *g, kf_i64 across, int threads)
+KF_FN KFI_SMALL void kfi_lookup_share(kfi_lookup *g, kf_i64 across, int threads)
 {
     g->across = (unsigned)across;
-    g->lines = (unsigned)(threads / across);
+    g->per_block = (unsigned)(threads / across);
 }
 KF_FN kf_result_t kfi_lookup_run(const kfi_looking &m, kfi_lookup *g, void **args, cudaStream_t stream)
 {
@@ -62,8 +62,8 @@ KF_FN kf_result_t kfi_lookup_run(const kfi_looking &m, kfi_lookup *g, void **arg
     while (vectors && all % KFI_LOOKUP_AHEAD == 0 && quarter % across != 0) --across;
     // Fewer threads than this, and a row's loads follow each other.
     const bool ahead = vectors && all % KFI_LOOKUP_AHEAD == 0 && (across == quarter || across >= 32);
-    kfi_lookup_lines(g, ahead ? across : kfi_clamp(all, 1, KFI_LOOKUP_THREADS), KFI_LOOKUP_THREADS);
-    const kf_i64 blocks = kfi_ceil(g->rows, g->lines);
+    kfi_lookup_share(g, ahead ? across : kfi_clamp(all, 1, KFI_LOOKUP_THREADS), KFI_LOOKUP_THREADS);
+    const kf_i64 blocks = kfi_ceil(g->rows, g->per_block);
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have",
                         (long long)g->rows);
@@ -92,10 +92,10 @@ KF_FN kf_result_t kfi_lookup_sum_run(const kfi_looking &m, kfi_sort *s, kfi_look
     }
     const bool vectors = operands.bits % 16 == 0 && g->cols % m.vec == 0;
     const kf_i64 all = vectors ? g->cols / m.vec : g->cols;
-    kfi_lookup_lines(g, kfi_clamp(all, 1, KFI_LOOKUP_SUM_THREADS), KFI_LOOKUP_SUM_THREADS);
+    kfi_lookup_share(g, kfi_clamp(all, 1, KFI_LOOKUP_SUM_THREADS), KFI_LOOKUP_SUM_THREADS);
     const kf_i64 tiles = kfi_ceil(all, g->across);
     g->tiles = kfi_make_divisor(tiles);
-    g->items = tiles * kfi_ceil(g->vocab, g->lines);
+    g->items = tiles * kfi_ceil(g->vocab, g->per_block);
     const kf_i64 blocks = kfi_clamp(g->items, 1, (kf_i64)KFI_MAP_SMS * (2048 / KFI_LOOKUP_SUM_THREADS));
     return kfi_launch(&m.name, m.kernels[vectors ? 0 : 1], dim3((unsigned)blocks), KFI_LOOKUP_SUM_THREADS, args, stream, false);
 }

@@ -6,7 +6,7 @@
 //        found by one multiplication. Nothing is kept in flight by hand: 2,048 threads an SM, 16 bytes each, are enough.
 //        Several vectors per thread lie whole rows (or batches) apart, so that they share their row values.
 // sum    some gradient is reduced to a row or to channels. A block works on a rectangle of rows x columns (batches x
-//        channels * inner): a thread keeps its columns, walks down the rows, and adds up in registers; partial sums go to
+//        channels * inner): a thread keeps its columns, loops over the rows, and adds up in registers; partial sums go to
 //        the workspace, a second small kernel adds them.
 #ifndef KF_CORE_MAP_CUH
 #define KF_CORE_MAP_CUH

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/map.h: the schedule of the map family on the CPU, the same for every op.
 
-   An op is a function over tiles of 512 elements, whose loop the compiler vectorises. This file walks a tensor, in
+   An op is a function over tiles of 512 elements, whose loop the compiler vectorises. This file traverses a tensor, in
    parallel: it gives that function as many whole tiles at a time as it can, copies what is left at an end into scratch
    tiles, repeats row values so that narrow rows fill whole tiles, and adds up reduced gradients. How the work is split
    depends on the op and the shape alone, so results do not depend on the number of threads.
 
-   Callers' threads may have small stacks. What a walk keeps there is KFI_MAX_ROOM bytes, whatever the op: its tiles are smaller
+   Callers' threads may have small stacks. What a traversal keeps there is KFI_MAX_ROOM bytes, whatever the op: its tiles are smaller
    where it has many operands, and narrow rows are repeated where they fit. */
 #ifndef KF_CORE_MAP_H
 #define KF_CORE_MAP_H
@@ -44,7 +44,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     m->elements = n;
     m->stream = kfi_streams(m);
     kfi_size_tiles(m, 0, m->part);
-    kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_walk_flat, m, n >= KF_OMP_MIN);
+    kfi_parallel((n + KFI_CHUNK * KFI_TILE - 1) / (KFI_CHUNK * KFI_TILE), kfi_traverse_flat, m, n >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
 
@@ -101,10 +101,10 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->blocks = m->sums ? kfi_blocks_of(m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : rows, m->elements) : (m->elements + chunk - 1) / chunk;
     if (m->blocks > units) m->blocks = units > 0 ? units : 1;
     m->per_block = (units + m->blocks - 1) / m->blocks;
-    /* Rows of whole parts are as well walked over one by one as repeated on smaller tiles. */
+    /* Rows of whole parts are as well looped over one by one as repeated on smaller tiles. */
     const int repeat = !m->plane && m->cols <= KFI_REPEAT && kfi_size_tiles(m, m->cols, m->cols % m->part ? m->part : KFI_TILE);
     if (!repeat) kfi_size_tiles(m, 0, m->part);
-    kfi_parallel(m->blocks, m->plane ? kfi_walk_planes : repeat ? kfi_walk_repeat : kfi_walk_columns, m, m->elements >= KF_OMP_MIN);
+    kfi_parallel(m->blocks, m->plane ? kfi_traverse_planes : repeat ? kfi_traverse_repeated : kfi_traverse_columns, m, m->elements >= KF_OMP_MIN);
     if (wanted) kfi_parallel((width + KFI_TILE - 1) / KFI_TILE, kfi_sum_partials, m, m->blocks * width >= KF_OMP_MIN);
     return KF_SUCCESS;
 }

@@ -109,7 +109,7 @@ KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 // The same of any index. whole: index is a multiple of vec; otherwise the vector may reach into the next
 // counter's eight words.
 template <int vec, int whole>
-KFI_DEVICE void kfi_line_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
+KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 {
     if (whole) {
         kfi_keep<vec>(keep, rng, index);

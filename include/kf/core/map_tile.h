@@ -18,7 +18,7 @@ KFI_C_BEGIN
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_CHUNK 32    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
-#define KFI_PIECE 16    /* elements of a vector, at most */
+#define KFI_SIMD 16    /* elements of a vector, at most */
 #define KFI_GROUP 4     /* tiles of other rows but the same columns, whose sums are added up in registers */
 
 typedef struct {
@@ -60,20 +60,20 @@ typedef struct {
     kfi_strides strides; /* of rows */
     void *const *sum_outputs; /* NULL is skipped */
     const kfi_sum_writer *stores; /* of each, in its dtype */
-    /* set by the walk */
+    /* set by the traversal */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
-    kf_i64 piece, parts; /* rows in pieces: elements of one, channels of a group */
+    kf_i64 segment, parts; /* rows in segments: elements of one, channels of a group */
     int plane, tile_size;     /* tile_size: elements of a tile */
     unsigned stream; /* bit k: slot k is an output that goes past the caches */
     char *partial;
 } kfi_cpu_map;
 
-/* Random words of a group's tiles, at the end of a walk's memory. */
+/* Random words of a group's tiles, at the end of a traversal's memory. */
 typedef uint16_t kfi_group_words[KFI_TILE + 32];
 typedef char kfi_words_fit[KFI_GROUP * sizeof(kfi_group_words) <= KFI_MAX_WORDS ? 1 : -1];
 
-/* A walk's memory: a tile of each slot, and rows with a tile behind them of row values and sums that are repeated. */
+/* A traversal's memory: a tile of each slot, and rows with a tile behind them of row values and sums that are repeated. */
 typedef struct {
     char *tile[KFI_MAX_SLOTS], *repeated[KFI_MAX_SLOTS];
     KFI_ON_A_LINE char bytes[KFI_MAX_ROOM];
@@ -171,7 +171,7 @@ KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size
 
 KFI_HOST int kfi_is_half(const kfi_cpu_map *m, const kfi_slot *s) { return (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF; }
 
-/* Copies `count` elements between a tensor and a scratch tile. A half operand is walked by (row, column) pieces. */
+/* Copies `count` elements between a tensor and a scratch tile. A half operand is traversed by (row, column) segments. */
 KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *tensor, char *tile, kf_i64 first, int count, int store)
 {
     const size_t size = (size_t)s->size;
@@ -184,11 +184,11 @@ KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *t
     kf_i64 row = first / m->cols, col = first % m->cols;
     for (int done = 0; done < count;) {
         const kf_i64 room = m->cols - col;
-        const int piece = room < count - done ? (int)room : count - done;
+        const int segment = room < count - done ? (int)room : count - done;
         char *at = tensor + (row * 2 * m->cols + s->half * m->cols + col) * s->size;
-        if (store) memcpy(at, tile + (size_t)done * size, (size_t)piece * size);
-        else memcpy(tile + (size_t)done * size, at, (size_t)piece * size);
-        done += piece;
+        if (store) memcpy(at, tile + (size_t)done * size, (size_t)segment * size);
+        else memcpy(tile + (size_t)done * size, at, (size_t)segment * size);
+        done += segment;
         col = 0;
         ++row;
     }

@@ -8,7 +8,7 @@
 KFI_C_BEGIN
 
 /* Every operand has the result's shape. */
-KFI_HOST void kfi_walk_flat(void *context, kf_i64 chunk)
+KFI_HOST void kfi_traverse_flat(void *context, kf_i64 chunk)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;
@@ -90,8 +90,8 @@ KFI_HOST void kfi_leave_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 
     }
 }
 
-/* rows x cols with narrow rows: row values are repeated, so that tiles walk over row ends as if the tensor were flat. */
-KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
+/* rows x cols with narrow rows: row values are repeated, so that tiles reach over row ends as if the tensor were flat. */
+KFI_HOST void kfi_traverse_repeated(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;
@@ -128,7 +128,7 @@ KFI_HOST void kfi_walk_repeat(void *context, kf_i64 block)
 
 /* Tiles that begin at an element of a wide row: those of the rows below for sums and derived row values, its neighbours
    otherwise. first: of its columns in this block. */
-KFI_HOST void kfi_walk_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, kf_i64 block, kf_i64 row, kf_i64 col, int count, int tiles, int first)
+KFI_HOST void kfi_traverse_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, kf_i64 block, kf_i64 row, kf_i64 col, int count, int tiles, int first)
 {
     const kf_i64 i = row * m->cols + col, step = m->sums || m->derive ? m->cols : m->tile_size;
     const unsigned indirect = kfi_aim(m, t, room, i, count, tiles, step);
@@ -172,7 +172,7 @@ KFI_HOST int kfi_columns(const kfi_cpu_map *m, kf_i64 col)
 }
 
 /* rows x cols with wide rows: a tile stays in its row, its columns' row values are read in place. */
-KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
+KFI_HOST void kfi_traverse_columns(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;
@@ -181,7 +181,7 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
     kfi_share_room(m, &room, 0);
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->cols * m->acc_size));
-    /* For sums, groups of rows. Derived row values belong to a tile's columns: then the rows are the inner walk, and groups
+    /* For sums, groups of rows. Derived row values belong to a tile's columns: then the rows are the inner loop, and groups
        cost less calls as well. Otherwise neighbours in a row. */
     const int grouped = m->sums || m->derive;
     for (kf_i64 from = 0, to; from < m->cols; from = to) {
@@ -191,7 +191,7 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
             for (kf_i64 col = from, at = row; col < to;) {
                 const int count = kfi_columns(m, col), alone = count < m->part && KFI_GROUP * m->part > m->tile_size;
                 const int tiles = grouped ? (alone ? 1 : (int)group) : kfi_whole(m, to - col);
-                kfi_walk_tiles(m, &t, &room, block, at, col, count, tiles, at == begin);
+                kfi_traverse_tiles(m, &t, &room, block, at, col, count, tiles, at == begin);
                 if (grouped && (at += tiles) < row + group) continue;
                 at = row;
                 col += grouped ? count : (kf_i64)tiles * count;
@@ -204,14 +204,14 @@ KFI_HOST void kfi_walk_columns(void *context, kf_i64 block)
 /* The sum of `count` values of the accumulator type: lane l has values l, l + 16, ..., and the lanes are added up in order. */
 KFI_HOST double kfi_total(const char *values, int count, int acc_size)
 {
-    double lane[KFI_PIECE] = {0}, total = 0.0;
+    double lane[KFI_SIMD] = {0}, total = 0.0;
     int j = 0;
-    for (; j + KFI_PIECE <= count; j += KFI_PIECE)
+    for (; j + KFI_SIMD <= count; j += KFI_SIMD)
         if (acc_size == 8)
-            for (int l = 0; l < KFI_PIECE; ++l) lane[l] += ((const double *)(const void *)values)[j + l];
+            for (int l = 0; l < KFI_SIMD; ++l) lane[l] += ((const double *)(const void *)values)[j + l];
         else
-            for (int l = 0; l < KFI_PIECE; ++l) lane[l] += (double)((const float *)(const void *)values)[j + l];
-    for (int l = 0; l < KFI_PIECE; ++l) total += lane[l];
+            for (int l = 0; l < KFI_SIMD; ++l) lane[l] += (double)((const float *)(const void *)values)[j + l];
+    for (int l = 0; l < KFI_SIMD; ++l) total += lane[l];
     for (; j < count; ++j) total += acc_size == 8 ? ((const double *)(const void *)values)[j] : (double)((const float *)(const void *)values)[j];
     return total;
 }
@@ -225,12 +225,12 @@ KFI_HOST void kfi_flush_sums(const kfi_cpu_map *m, kfi_tile *t, kf_i64 block, kf
         kf_i64 plane = first / m->inner, at = first % m->inner;
         for (int done = 0; partial && done < count;) {
             const kf_i64 room = m->inner - at;
-            const int piece = room < count - done ? (int)room : count - done;
-            const double total = kfi_total(sum + (size_t)done * (size_t)m->acc_size, piece, m->acc_size);
+            const int segment = room < count - done ? (int)room : count - done;
+            const double total = kfi_total(sum + (size_t)done * (size_t)m->acc_size, segment, m->acc_size);
             const kf_i64 c = plane % m->channels;
             if (m->acc_size == 8) ((double *)(void *)partial)[c] += total;
             else ((float *)(void *)partial)[c] = (float)((double)((float *)(void *)partial)[c] + total);
-            done += piece;
+            done += segment;
             at = 0;
             ++plane;
         }
@@ -248,20 +248,20 @@ KFI_HOST void kfi_fill_channels(const kfi_cpu_map *m, kfi_tile *t, const kfi_roo
         kf_i64 at = start, channel = plane % m->channels;
         for (int done = 0; base && done < m->tile_size;) {
             const kf_i64 left = m->inner - at;
-            const int piece = left < m->tile_size - done ? (int)left : m->tile_size - done;
-            kfi_fill((unsigned char *)room->tile[k] + done * s->size, base + channel * s->size, piece, s->size);
-            done += piece;
+            const int segment = left < m->tile_size - done ? (int)left : m->tile_size - done;
+            kfi_fill((unsigned char *)room->tile[k] + done * s->size, base + channel * s->size, segment, s->size);
+            done += segment;
             at = 0;
             channel = channel + 1 < m->channels ? channel + 1 : 0;
         }
     }
-    if (m->derive) m->derive(t, whole ? KFI_PIECE : m->tile_size);
+    if (m->derive) m->derive(t, whole ? KFI_SIMD : m->tile_size);
     for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
         if (m->slots[k].kind == KFI_SLOT_DERIVED) kfi_fill((unsigned char *)room->tile[k], room->tile[k], m->tile_size, m->slots[k].size);
 }
 
 /* outer x channels x inner: flat tiles whose row values are filled in by channel. */
-KFI_HOST void kfi_walk_planes(void *context, kf_i64 block)
+KFI_HOST void kfi_traverse_planes(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;

@@ -49,7 +49,7 @@ KFI_HOST int kfi_head_next(const kfi_cpu_heads *m, kfi_head_part *p)
     p->first[1] = m->beside ? p->first[0] + 1 : m->pairs + p->at;
     return left > 0;
 }
-KFI_HOST int kfi_head_whole(const kfi_head_part *p) { return (p->count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE; }
+KFI_HOST int kfi_head_whole(const kfi_head_part *p) { return (p->count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD; }
 
 /* A side of a part, or of the tables what the part's pairs have, as what is computed with; zeros behind it, up to whole vectors. */
 #define KFI_HEAD_SAME(word, type) \
@@ -91,8 +91,8 @@ KFI_HEAD_WIDENED(bf16, kf_bf16)
     } \
     KFI_INLINE type kfi_head_fold_##word(const type *v) \
     { \
-        type half[KFI_PIECE / 2]; \
-        for (int j = 0; j < KFI_PIECE / 2; ++j) half[j] = v[j] + v[j + KFI_PIECE / 2]; \
+        type half[KFI_SIMD / 2]; \
+        for (int j = 0; j < KFI_SIMD / 2; ++j) half[j] = v[j] + v[j + KFI_SIMD / 2]; \
         return ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7])); \
     }
 KFI_HEAD_SUMS(f32, float)

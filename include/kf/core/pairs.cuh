@@ -15,7 +15,7 @@ struct kfi_pairs {
     kf_i64 dim, pairs, positions;
     kf_i64 units; // of a head: vectors of pairs, and of what lies behind them
     kfi_divisor heads;
-    unsigned across, lines; // threads of a head, heads of a block
+    unsigned across, per_block; // threads of a head, heads of a block
 };
 
 #ifdef KFI_HOST_PASS
@@ -48,8 +48,8 @@ KF_FN kf_result_t kfi_pairs_run(const kfi_pairing &m, kf_i64 rows, kf_i64 heads,
     g->units = (dim - pairs) / (vectors ? m.vec : 1);
     g->heads = kfi_make_divisor(heads + more);
     g->across = (unsigned)kfi_clamp(g->units, 1, KFI_PAIRS_THREADS);
-    g->lines = KFI_PAIRS_THREADS / g->across;
-    const kf_i64 blocks = kfi_ceil(g->all, g->lines);
+    g->per_block = KFI_PAIRS_THREADS / g->across;
+    const kf_i64 blocks = kfi_ceil(g->all, g->per_block);
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld heads needs more blocks than a launch may have",
                         (long long)rows, (long long)(heads + more));

@@ -29,7 +29,7 @@ typedef struct {
     const void *source[2][2], *angles[KFI_PAIR_TABLES]; /* source: of both tensors; of the first one what lies behind the pairs is copied */
     void *to[2]; /* NULL: not wanted */
     void (*part)(const void *scalars, const void *const *from, const void *const *angles, void *const *to, kf_i64 position,
-                 int count); /* whole KFI_PIECEs */
+                 int count); /* whole KFI_SIMDs */
     const void *scalars;
     kf_i64 rows, heads[2], dim, pairs, positions, per_block;
 } kfi_cpu_pairs;
@@ -54,7 +54,7 @@ KFI_HOST void kfi_pairs_head(const kfi_cpu_pairs *m, int tensor, kf_i64 head, kf
     for (kf_i64 i = 0; i < m->pairs; i += KFI_PART) {
         double sides[4][KFI_PART], made[2][KFI_PART], tables[KFI_PAIR_TABLES][KFI_PART];
         const int count = m->pairs - i < KFI_PART ? (int)(m->pairs - i) : KFI_PART;
-        const int whole = (count + KFI_PIECE - 1) / KFI_PIECE * KFI_PIECE;
+        const int whole = (count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD;
         const kf_i64 place[2] = {base + i * step, base + (m->beside ? 2 * i + 1 : m->pairs + i)};
         const void *from[4] = {sides[0], sides[1], sides[2], sides[3]}, *angles[KFI_PAIR_TABLES];
         void *const to[2] = {made[0], made[1]};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/parallel.h: runs independent pieces of work on the threads there are. */
+/* kf/core/parallel.h: runs independent chunks of work on the threads there are. */
 #ifndef KF_CORE_PARALLEL_H
 #define KF_CORE_PARALLEL_H
 

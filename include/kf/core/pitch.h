@@ -9,7 +9,7 @@
 #define KF_BROADCAST (-9223372036854775807LL - 1)
 
 /* Row r begins at element r * row + r / queries * head + r / (queries * channels) * outer: the latter two are what the distance of heads and
-   of batches is more than that of as many rows, 0 where all is dense. gap: from the end of a row's piece to its next one. (Of the reduce
+   of batches is more than that of as many rows, 0 where all is dense. gap: from the end of a row's segment to its next one. (Of the reduce
    family row is the distance along the axis, and outer that of the outers.) */
 typedef struct {
     kf_i64 row, head, outer, gap;

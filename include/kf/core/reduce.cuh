@@ -2,7 +2,7 @@
 // kf/core/reduce.cuh: the schedule of the reduce family: [outer, axis, inner] to [outer, inner].
 //
 // flat     inner = 1. Some lanes of a warp, or all threads of a block, share the axis in vectors that lie as many vectors apart.
-// columns  inner > 1. A thread has a vector of columns, and walks down the axis; others of its block have the rows between.
+// columns  inner > 1. A thread has a vector of columns, and loops over the axis; others of its block have the rows between.
 //
 // A long axis is shared out among blocks in parts. A pass is a launch then, which leaves a partial result for each part, and one
 // that joins them: columns of parts, by the same kernel. Later passes, and gradients, take what a thread has left in its registers, which
@@ -96,12 +96,12 @@ KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, kf_i64 i) { return i + 1
 template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_load(void *dst, const void *src, int left)
 {
     if (whole && left == vec) kfi_copy<size * vec>(dst, src);
-    else kfi_line_load<size, vec, 0>(dst, src, left);
+    else kfi_row_load<size, vec, 0>(dst, src, left);
 }
 template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *dst, const void *src, int left)
 {
     if (whole && left == vec) kfi_store<size * vec>(dst, src);
-    else kfi_line_store<size, vec, 0>(dst, src, left);
+    else kfi_row_store<size, vec, 0>(dst, src, left);
 }
 // The vectors i to i + ahead, all on their way before the first is looked at.
 template <int size, int vec, int whole, int ahead>

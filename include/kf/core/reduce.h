@@ -30,8 +30,8 @@ typedef struct {
     const unsigned char *counts; /* reductions of each pass */
     int passes, most, all, acc_size, bwd;
     int refuses; /* an axis without elements */
-    void (*join)(void *); /* what joins what parts have found, where those are no numbers: of this walk */
-    /* set by the walk */
+    void (*join)(void *); /* what joins what parts have found, where those are no numbers: of this traversal */
+    /* set by the traversal */
     kfi_operands operands;
     kf_i64 outer, axis, inner, results, strips, length, parts, units, per_block, total;
     int stage, down; /* down: places of the axis in a strip */
@@ -187,17 +187,17 @@ KFI_HOST size_t kfi_cpu_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner
     kfi_reduce_plan(&m, outer, axis, inner);
     return m.parts > 1 ? kfi_workspace((size_t)m.results * ((size_t)most * (size_t)m.parts + (size_t)all) * (size_t)acc_size) : 0;
 }
-typedef void (*kfi_walk)(void *, kf_i64);
-KFI_HOST void kfi_reduce_walk(kfi_cpu_reduce *m, kfi_walk walk, int stage)
+typedef void (*kfi_traversal)(void *, kf_i64);
+KFI_HOST void kfi_reduce_units(kfi_cpu_reduce *m, kfi_traversal traverse, int stage)
 {
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, unit = m->length * (m->inner < KFI_STRIP ? m->inner : KFI_STRIP);
     m->stage = stage;
     m->units = m->outer * m->strips * m->parts;
     m->per_block = unit >= chunk ? 1 : unit > 0 ? chunk / unit : chunk;
-    kfi_parallel((m->units + m->per_block - 1) / m->per_block, walk, m, m->total >= KF_OMP_MIN);
+    kfi_parallel((m->units + m->per_block - 1) / m->per_block, traverse, m, m->total >= KF_OMP_MIN);
 }
 
-KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner, kfi_walk walk, void *workspace, size_t workspace_bytes)
+KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner, kfi_traversal traverse, void *workspace, size_t workspace_bytes)
 {
     const kf_i64 sizes[] = {outer, axis, inner};
     kf_result_t result = kfi_check_sizes(&m->name, "outer axis inner", sizes, 3);
@@ -221,7 +221,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
     m->partial = (char *)workspace;
     m->done = needed ? m->partial + (size_t)m->results * (size_t)m->most * (size_t)m->parts * (size_t)m->acc_size : NULL;
     for (int pass = 0; needed && pass < m->passes; ++pass) {
-        kfi_reduce_walk(m, walk, pass);
+        kfi_reduce_units(m, traverse, pass);
         if (m->join) m->join(m);
         for (int k = 0; !m->join && k < m->counts[pass]; ++k) {
             if (m->acc_size == 8) kfi_reduce_parts_f64(m, m->codes[first + k], k, first + k);
@@ -233,7 +233,7 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
         m->parts = 1;
         m->length = axis;
     }
-    kfi_reduce_walk(m, walk, needed ? m->passes : KFI_CPU_REDUCE_ALL);
+    kfi_reduce_units(m, traverse, needed ? m->passes : KFI_CPU_REDUCE_ALL);
     return KF_SUCCESS;
 }
 

@@ -31,9 +31,9 @@ KFI_C_BEGIN
             } \
         } \
     } \
-    KFI_HOST void kfi_place_parts_##word##_##f(void *walk) \
+    KFI_HOST void kfi_place_parts_##word##_##f(void *traverse) \
     { \
-        const kfi_cpu_reduce *const m = (const kfi_cpu_reduce *)walk; \
+        const kfi_cpu_reduce *const m = (const kfi_cpu_reduce *)traverse; \
         const kf_i64 *const places = (const kf_i64 *)(const void *)m->partial; \
         const type *const values = (const type *)(const void *)(places + m->parts * m->results); \
         kf_i64 *const place = (kf_i64 *)(void *)m->done; \

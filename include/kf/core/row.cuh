@@ -8,7 +8,7 @@
 // other's shared memory. Which thread has which element depends on the row's length and the architecture alone: not on how many
 // rows there are, nor on alignment, which only decides how wide an access is. So a row's bits depend on nothing else either.
 //
-// Where a gradient is reduced over the rows, blocks stay and walk down the tensor; each adds up in registers, and the map
+// Where a gradient is reduced over the rows, blocks are persistent and loop over the rows; each adds up in registers, and the map
 // family's second stage adds up the blocks' partial sums.
 #ifndef KF_CORE_ROW_CUH
 #define KF_CORE_ROW_CUH

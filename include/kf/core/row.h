@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/row.h: the schedule of the row family on the CPU.
 
-   An op's walk goes over some rows, and over each of them once a pass: a function over a row, which finds what it needs in the
-   walk's frame and leaves there what the next pass needs. It takes tiles of KFI_STRIP elements, whose loop the compiler vectorises; what a pass reduces is kept in as many accumulators, which are then folded in a fixed order, so a row's
+   An op's traversal goes over some rows, and over each of them once a pass: a function over a row, which finds what it needs in the
+   traversal's frame and leaves there what the next pass needs. It takes tiles of KFI_STRIP elements, whose loop the compiler vectorises; what a pass reduces is kept in as many accumulators, which are then folded in a fixed order, so a row's
    bits depend on nothing but the row. What is left at a row's end is copied to a tile, of which so many elements count. How
    rows are shared out depends on the shape alone, so results do not depend on the number of threads. */
 #ifndef KF_CORE_ROW_H
@@ -120,27 +120,27 @@ KFI_INLINE kf_i64 kfi_row_at(const kfi_cpu_map *m, int operand, kf_i64 row)
     }
     return at;
 }
-/* Rows in pieces, `gap` elements between two of them: where column i of a row is, behind its first element, and whether `count` columns from
+/* Rows in segments, `gap` elements between two of them: where column i of a row is, behind its first element, and whether `count` columns from
    there on lie side by side. */
-KFI_INLINE kf_i64 kfi_piece_at(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i) { return gap ? i + kfi_quotient(i, m->piece) * gap : i; }
-/* Columns from i on that lie side by side: what is left of the piece, or `count` where a row is one. */
-KFI_INLINE kf_i64 kfi_piece_room(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return gap ? m->piece - kfi_rest(i, m->piece) : count; }
-KFI_INLINE int kfi_piece_whole(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return kfi_piece_room(m, gap, i, count) >= count; }
-/* A piece or a part of one, which may be short: without a call for each, where its length allows. */
-KFI_INLINE void kfi_piece_copy(char *to, const char *from, kf_i64 bytes)
+KFI_INLINE kf_i64 kfi_segment_at(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i) { return gap ? i + kfi_quotient(i, m->segment) * gap : i; }
+/* Columns from i on that lie side by side: what is left of the segment, or `count` where a row is one. */
+KFI_INLINE kf_i64 kfi_segment_room(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return gap ? m->segment - kfi_rest(i, m->segment) : count; }
+KFI_INLINE int kfi_segment_whole(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count) { return kfi_segment_room(m, gap, i, count) >= count; }
+/* A segment or a part of one, which may be short: without a call for each, where its length allows. */
+KFI_INLINE void kfi_segment_copy(char *to, const char *from, kf_i64 bytes)
 {
     if (bytes % 16 != 0) memcpy(to, from, (size_t)bytes);
     else
         for (kf_i64 k = 0; k < bytes; k += 16) memcpy(to + k, from + k, 16);
 }
-/* Pieces lie too far apart for the processor to see what comes next. */
-#define KFI_PIECES_AHEAD 32
+/* Segments lie too far apart for the processor to see what comes next. */
+#define KFI_SEGMENTS_AHEAD 32
 #if defined(__GNUC__)
 #define KFI_PREFETCH(address) __builtin_prefetch((const void *)(address))
 #else
 #define KFI_PREFETCH(address) ((void)(address))
 #endif
-/* The first columns of a row in short pieces, as its first pass copied them: the other passes read them side by side. */
+/* The first columns of a row in short segments, as its first pass copied them: the other passes read them side by side. */
 typedef struct {
     kf_i64 row, columns, room, gap; /* room: bytes; gap: of the tensor */
     char *bytes;
@@ -156,33 +156,33 @@ KFI_INLINE kfi_gathered kfi_gather(const kfi_cpu_map *m, int operand, char *byte
     return none;
 }
 /* `count` columns from i on of a row, which begins at `from`: where they are, or, those that are no strip side by side, a copy. */
-KFI_HOST const void *kfi_piece_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 row, kf_i64 i, int count, int size)
+KFI_HOST const void *kfi_segment_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile, const void *from, kf_i64 row, kf_i64 i, int count, int size)
 {
     if (!from) return NULL;
     if (g->row != row) g->columns = 0;
     g->row = row;
     if (i + KFI_STRIP <= g->columns) return g->bytes + i * size;
-    kf_i64 at = kfi_piece_at(m, g->gap, i), room = kfi_piece_room(m, g->gap, i, count);
+    kf_i64 at = kfi_segment_at(m, g->gap, i), room = kfi_segment_room(m, g->gap, i, count);
     if (count < KFI_STRIP) memset(tile, 0, (size_t)(KFI_STRIP * size));
     else if (room >= count) return (const char *)from + at * size;
     else if (i == g->columns && (i + KFI_STRIP) * size <= g->room) {
         tile = g->bytes + i * size;
         g->columns += KFI_STRIP;
     }
-    for (int j = 0, run; j < count; j += run, room = m->piece) {
+    for (int j = 0, run; j < count; j += run, room = m->segment) {
         run = room < count - j ? (int)room : count - j;
-        KFI_PREFETCH((uintptr_t)from + (uintptr_t)((at + KFI_PIECES_AHEAD * (m->piece + g->gap)) * size));
-        kfi_piece_copy((char *)tile + j * size, (const char *)from + at * size, run * size);
+        KFI_PREFETCH((uintptr_t)from + (uintptr_t)((at + KFI_SEGMENTS_AHEAD * (m->segment + g->gap)) * size));
+        kfi_segment_copy((char *)tile + j * size, (const char *)from + at * size, run * size);
         at += run + g->gap;
     }
     return tile;
 }
-KFI_HOST void kfi_piece_scatter(const kfi_cpu_map *m, kf_i64 gap, void *to, const void *tile, kf_i64 i, int count, int size)
+KFI_HOST void kfi_segment_scatter(const kfi_cpu_map *m, kf_i64 gap, void *to, const void *tile, kf_i64 i, int count, int size)
 {
-    kf_i64 at = kfi_piece_at(m, gap, i), room = kfi_piece_room(m, gap, i, count);
-    for (int j = 0, run; j < count; j += run, room = m->piece) {
+    kf_i64 at = kfi_segment_at(m, gap, i), room = kfi_segment_room(m, gap, i, count);
+    for (int j = 0, run; j < count; j += run, room = m->segment) {
         run = room < count - j ? (int)room : count - j;
-        kfi_piece_copy((char *)to + at * size, (const char *)tile + j * size, run * size);
+        kfi_segment_copy((char *)to + at * size, (const char *)tile + j * size, run * size);
         at += run + gap;
     }
 }
@@ -200,7 +200,7 @@ KFI_INLINE kfi_channel kfi_channel_begin(void)
 KFI_HOST int kfi_channel_at(const kfi_cpu_map *m, kfi_channel *c, kf_i64 i, int count)
 {
     if (i < c->begin || i >= c->end) {
-        const kf_i64 at = kfi_rest(i, m->piece);
+        const kf_i64 at = kfi_rest(i, m->segment);
         c->channel = kfi_quotient(at, m->inner);
         c->begin = i - kfi_rest(at, m->inner);
         c->end = c->begin + m->inner;
@@ -212,8 +212,8 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
 {
     if (!from) return tile;
     const char *values = (const char *)from + group * m->parts * size;
-    if (m->inner == 1) { /* channels side by side, the same ones in each strip where it holds whole pieces */
-        kf_i64 channel = kfi_rest(i, m->piece);
+    if (m->inner == 1) { /* channels side by side, the same ones in each strip where it holds whole segments */
+        kf_i64 channel = kfi_rest(i, m->segment);
         const kf_i64 filled = c->filled;
         c->filled = count == KFI_STRIP ? group * m->parts + channel : -1;
         if (c->filled >= 0 && c->filled == filled) return tile;
@@ -221,7 +221,7 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
         for (int j = 0, run; j < count; j += run, channel = 0) {
             const kf_i64 room = m->parts - channel;
             run = room < count - j ? (int)room : count - j;
-            kfi_piece_copy((char *)tile + j * size, values + channel * size, run * size);
+            kfi_segment_copy((char *)tile + j * size, values + channel * size, run * size);
         }
         return tile;
     }
@@ -244,9 +244,9 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
     KFI_HOST void kfi_channel_add_##word(const kfi_cpu_map *m, kfi_channel *c, type *sums, type *terms, kf_i64 i, int count) \
     { \
         if (m->inner == 1) { /* channels side by side */ \
-            kf_i64 at = kfi_rest(i, m->piece); \
+            kf_i64 at = kfi_rest(i, m->segment); \
             for (int j = 0, run; j < count; j += run, at = 0) { \
-                run = m->piece - at < count - j ? (int)(m->piece - at) : count - j; \
+                run = m->segment - at < count - j ? (int)(m->segment - at) : count - j; \
                 for (int k = 0; k < run; ++k) sums[at + k] += terms[j + k]; \
             } \
             return; \
@@ -284,12 +284,12 @@ KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 in
 }
 
 /* per_row: some result is one per row, which rows without columns have as well. */
-KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *sizes, void (*walk)(void *, kf_i64), int per_row, void *workspace,
+KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *sizes, void (*traverse)(void *, kf_i64), int per_row, void *workspace,
                                   size_t workspace_bytes)
 {
     kfi_shape shape = {0, 0, 0, 0, NULL};
-    kf_i64 pieces[5] = {0, 0, 0, 0, 0};
-    kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape, pieces);
+    kf_i64 segments[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m->name, layout, sizes, &shape, segments);
     if (result != KF_SUCCESS) return result;
     const kfi_levels levels = kfi_make_levels(layout, sizes);
     result = kfi_check_strides(&m->name, &m->arguments, &m->strides, &levels, &m->operands);
@@ -304,8 +304,8 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     m->elements = m->rows * cols;
     if (groups) {
         m->parts = shape.parts;
-        m->inner = pieces[4];
-        m->piece = m->parts * m->inner;
+        m->inner = segments[4];
+        m->segment = m->parts * m->inner;
     }
     const int nothing = m->rows == 0 || (cols == 0 && !per_row);
     if (!m->sums ? nothing : planes ? summed == 0 : cols == 0 && !per_row) return KF_SUCCESS;
@@ -322,7 +322,7 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     m->blocks = m->sums && !planes ? kfi_blocks_of(m->rows, m->elements) : kfi_row_blocks(m->rows, cols);
     if (m->blocks < 1) m->blocks = 1;
     m->per_block = (m->rows + m->blocks - 1) / m->blocks;
-    if (!planes || !nothing) kfi_parallel(m->blocks, walk, m, m->elements >= KF_OMP_MIN);
+    if (!planes || !nothing) kfi_parallel(m->blocks, traverse, m, m->elements >= KF_OMP_MIN);
     if (planes) { /* what is left to add up are the batches */
         m->blocks = nothing ? 0 : outer;
         m->cols = summed;

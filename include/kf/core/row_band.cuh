@@ -17,7 +17,7 @@ template <int form, class T> KFI_DEVICE T kfi_band_of(const T *v, int e, int spl
 }
 
 // Where a thread is.
-template <int slots> struct kfi_band_spot {
+template <int slots> struct kfi_band_thread {
     kf_i64 channel, part; // the band's first one; which of its blocks
     int segs;             // channels that it has
     kf_i64 unit, end;     // the thread's first one; behind the block's last one
@@ -26,9 +26,9 @@ template <int slots> struct kfi_band_spot {
     int slot[slots];      // its channels
 };
 // back: blocks in reverse, so that those come first whose vectors the kernel before this one has read last.
-template <int form, int vec> KFI_DEVICE kfi_band_spot<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g, bool back)
+template <int form, int vec> KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g, bool back)
 {
-    kfi_band_spot<kfi_band_slots<form, vec>()> at = {};
+    kfi_band_thread<kfi_band_slots<form, vec>()> at = {};
     const kf_i64 block = back ? gridDim.x - 1 - blockIdx.x : blockIdx.x, band = kfi_divide(block, g.cuts), left = g.channels - band * g.segs;
     at.part = block - band * g.parts;
     at.channel = band * g.segs;
@@ -53,7 +53,7 @@ struct kfi_band_unit {
     kf_i64 row, first;
     int left;
 };
-template <int form, int vec, class Spot> KFI_DEVICE kfi_band_unit kfi_band_at(const kfi_bands &g, const Spot &at, kf_i64 s)
+template <int form, int vec, class Thread> KFI_DEVICE kfi_band_unit kfi_band_at(const kfi_bands &g, const Thread &at, kf_i64 s)
 {
     const kf_i64 unit = at.unit + s * g.threads;
     kfi_band_unit u;
@@ -69,13 +69,13 @@ template <int form, int vec, class Spot> KFI_DEVICE kfi_band_unit kfi_band_at(co
     return u;
 }
 // The same number alone.
-template <int form, int vec, int whole, class Spot> KFI_DEVICE int kfi_band_left(const kfi_bands &g, const Spot &at, kf_i64 s)
+template <int form, int vec, int whole, class Thread> KFI_DEVICE int kfi_band_left(const kfi_bands &g, const Thread &at, kf_i64 s)
 {
     if (whole) return at.unit + s * g.threads < at.end ? vec : 0;
     return kfi_band_at<form, vec>(g, at, s).left;
 }
 // One of its channels that the band has: the second one of the last vector is none.
-template <class Spot> KFI_DEVICE int kfi_band_slot(const Spot &at, int s) { return at.slot[s] < at.segs ? at.slot[s] : at.segs - 1; }
+template <class Thread> KFI_DEVICE int kfi_band_slot(const Thread &at, int s) { return at.slot[s] < at.segs ? at.slot[s] : at.segs - 1; }
 // Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers.
 template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_bands &g)
 {
@@ -103,12 +103,12 @@ KFI_DEVICE kf_i64 kfi_band_place(const kfi_bands &g, kf_i64 channel, const kfi_b
 {
     return channel * p.row + u.row * (p.gap + g.inner) + u.first;
 }
-template <int size, int vec, int form, int whole, class Spot>
-KFI_DEVICE void kfi_band_load(void *dst, const void *src, const kfi_bands &g, const Spot &at, const kfi_band_unit &u, const kfi_pitch &p)
+template <int size, int vec, int form, int whole, class Thread>
+KFI_DEVICE void kfi_band_load(void *dst, const void *src, const kfi_bands &g, const Thread &at, const kfi_band_unit &u, const kfi_pitch &p)
 {
     const char (*const from)[size] = (const char (*)[size])src + kfi_band_place(g, at.channel, u, p);
     if (whole || form == KFI_BAND_ONE) {
-        kfi_line_load<size, vec, whole>(dst, from, u.left);
+        kfi_row_load<size, vec, whole>(dst, from, u.left);
     } else {
         const unsigned long long zero = 0;
 #pragma unroll
@@ -117,12 +117,12 @@ KFI_DEVICE void kfi_band_load(void *dst, const void *src, const kfi_bands &g, co
                            e < u.left ? (const char *)(from + e + kfi_band_of<form>(at.slot, e, at.split) * (p.row - g.inner)) : (const char *)&zero);
     }
 }
-template <int size, int vec, int form, int whole, class Spot>
-KFI_DEVICE void kfi_band_store(void *dst, const void *src, const kfi_bands &g, const Spot &at, const kfi_band_unit &u, const kfi_pitch &p)
+template <int size, int vec, int form, int whole, class Thread>
+KFI_DEVICE void kfi_band_store(void *dst, const void *src, const kfi_bands &g, const Thread &at, const kfi_band_unit &u, const kfi_pitch &p)
 {
     char (*const to)[size] = (char (*)[size])dst + kfi_band_place(g, at.channel, u, p);
     if (whole || form == KFI_BAND_ONE) {
-        kfi_line_store<size, vec, whole>(to, src, u.left);
+        kfi_row_store<size, vec, whole>(to, src, u.left);
     } else {
 #pragma unroll
         for (int e = 0; e < vec; ++e)
@@ -143,14 +143,14 @@ template <int word, int form, int vec, class T> KFI_DEVICE void kfi_band_fold(T 
         if (form == KFI_BAND_TWO && e >= split) to[form == KFI_BAND_TWO] = kfi_join(word, to[form == KFI_BAND_TWO], from[e]);
     }
 }
-// The places of a channel's values among those that the threads left, by a lane of its team: a walk down the rows of threads.
-struct kfi_band_walk {
+// The places of a channel's values among those that the threads left, by a lane of its team: a loop over the rows of threads.
+struct kfi_band_cursor {
     int at, col, row, first, width, step;
 };
-template <int form, int vec> KFI_DEVICE kfi_band_walk kfi_band_begin(const kfi_bands &g, int k, int lane)
+template <int form, int vec> KFI_DEVICE kfi_band_cursor kfi_band_begin(const kfi_bands &g, int k, int lane)
 {
     const int inner = (int)g.inner;
-    kfi_band_walk w;
+    kfi_band_cursor w;
     w.first = form == KFI_BAND_TWO ? k * inner / vec : k * inner;
     w.width = form == KFI_BAND_TWO ? ((k + 1) * inner - 1) / vec + 1 - w.first : inner;
     w.step = g.team;
@@ -160,12 +160,12 @@ template <int form, int vec> KFI_DEVICE kfi_band_walk kfi_band_begin(const kfi_b
     while (w.col >= w.width) w.col -= w.width, ++w.row;
     return w;
 }
-KFI_DEVICE void kfi_band_next(kfi_band_walk *w)
+KFI_DEVICE void kfi_band_next(kfi_band_cursor *w)
 {
     w->col += w->step;
     while (w->col >= w->width) w->col -= w->width, ++w->row;
 }
-template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_walk &w)
+template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
 {
     const int col = w.first + w.col;
     if (form == KFI_BAND_EACH) return w.row * g.wide * vec + col;
@@ -185,8 +185,8 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
         return number * d * d;                                                                                                                        \
     }                                                                                                                                                 \
     /* What a band's threads have of a channel: totals[k]. All threads call, and may read it when they return. */                                   \
-    template <int word, int form, int vec, class Spot>                                                                                                \
-    KFI_DEVICE void kfi_band_reduce(type *totals, const type *v, type *buffer, const kfi_bands &g, const Spot &at)                                  \
+    template <int word, int form, int vec, class Thread>                                                                                                \
+    KFI_DEVICE void kfi_band_reduce(type *totals, const type *v, type *buffer, const kfi_bands &g, const Thread &at)                                  \
     {                                                                                                                                                 \
         constexpr int slots = kfi_band_slots<form, vec>();                                                                                           \
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;                                           \
@@ -208,7 +208,7 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
                 kfi_nothing(word, &own);                                                                                                              \
                 const int k = turn + mine;                                                                                                            \
                 if (k < at.segs)                                                                                                                      \
-                    for (kfi_band_walk w = kfi_band_begin<form, vec>(g, k, (int)threadIdx.x % g.team); w.row < g.rows; kfi_band_next(&w))          \
+                    for (kfi_band_cursor w = kfi_band_begin<form, vec>(g, k, (int)threadIdx.x % g.team); w.row < g.rows; kfi_band_next(&w))          \
                         own = kfi_join(word, own, buffer[kfi_band_index<form, vec>(g, w)]);                                                          \
                 own = kfi_band_team<word>(own, g.team);                                                                                              \
                 if (k < at.segs && threadIdx.x % g.team == 0) totals[k] = own;                                                                        \
@@ -219,9 +219,9 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
     /* Sums, and squared distances from the mean: of `number` values each thread has their sum and their squared distances from their */             \
     /* own mean; those of two sets together are theirs and, for each, its number times its mean's squared distance from the common one. */           \
     /* totals: [3][segs], the numbers behind both. */                                                                                                 \
-    template <int form, int vec, class Spot>                                                                                                          \
+    template <int form, int vec, class Thread>                                                                                                          \
     KFI_DEVICE void kfi_band_moments(type *totals, const type *sum, const type *square, const type *number, type *buffer, const kfi_bands &g,       \
-                                      const Spot &at)                                                                                                 \
+                                      const Thread &at)                                                                                                 \
     {                                                                                                                                                 \
         constexpr int slots = kfi_band_slots<form, vec>();                                                                                           \
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32, all = (int)blockDim.x * slots;            \
@@ -247,14 +247,14 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
                 type S = 0, N = 0, Q = 0;                                                                                                             \
                 const int k = turn + mine, from = (int)threadIdx.x % g.team;                                                                          \
                 if (k < at.segs)                                                                                                                      \
-                    for (kfi_band_walk w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
+                    for (kfi_band_cursor w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
                         const int i = kfi_band_index<form, vec>(g, w);                                                                               \
                         S += buffer[i], N += buffer[2 * all + i];                                                                                     \
                     }                                                                                                                                 \
                 S = kfi_band_team<KFI_SUM>(S, g.team), N = kfi_band_team<KFI_SUM>(N, g.team);                                                       \
                 const type mean = N > 0 ? S / N : (type)0;                                                                                            \
                 if (k < at.segs)                                                                                                                      \
-                    for (kfi_band_walk w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
+                    for (kfi_band_cursor w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
                         const int i = kfi_band_index<form, vec>(g, w);                                                                               \
                         Q += buffer[all + i] + kfi_band_apart(buffer[2 * all + i], buffer[i], mean);                                                 \
                     }                                                                                                                                 \
@@ -287,7 +287,7 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
 KFI_BAND_REDUCE(float)
 KFI_BAND_REDUCE(double)
 // Of a block's totals, the first `count` of its values, to their places among the band's parts.
-template <class T, class Spot> KFI_DEVICE void kfi_band_leave(const T *totals, int count, const kfi_bands &g, const Spot &at)
+template <class T, class Thread> KFI_DEVICE void kfi_band_leave(const T *totals, int count, const kfi_bands &g, const Thread &at)
 {
     for (int v = 0; v < count; ++v)
         for (int k = (int)threadIdx.x; k < at.segs; k += (int)blockDim.x)
@@ -324,8 +324,8 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, 
         if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
     }
 }
-template <int form, int vec, class T, class Spot>
-KFI_DEVICE void kfi_band_settle(T *totals, const kfi_band_gathered<form, vec, T> &m, T *buffer, const kfi_bands &g, const Spot &at)
+template <int form, int vec, class T, class Thread>
+KFI_DEVICE void kfi_band_settle(T *totals, const kfi_band_gathered<form, vec, T> &m, T *buffer, const kfi_bands &g, const Thread &at)
 {
     constexpr int slots = kfi_band_slots<form, vec>();
     T sum[slots], apart[slots], square[slots], number[slots];

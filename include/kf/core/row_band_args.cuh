@@ -21,7 +21,7 @@
 #define KFI_BAND_BLOCKS 264
 #endif
 
-// Of tensors whose channels are held as rows (kfi_band_held_as_rows): elements at most, where planes are no whole vectors; channels at least.
+// Of tensors whose channels are rows in registers (kfi_band_as_rows): elements at most, where planes are no whole vectors; channels at least.
 #ifndef KFI_BAND_SMALL // both others where an emulation is to reach every kernel
 #define KFI_BAND_SMALL (1 << 18)
 #define KFI_BAND_CHANNELS 1
@@ -29,7 +29,7 @@
 
 // A kernel's stages: all passes, of a band that a block holds; what is stored, by the totals of all passes; pass p of one that several
 // blocks share (KFI_BAND_PASS + p).
-#define KFI_BAND_HELD 0
+#define KFI_BAND_REGISTERS 0
 #define KFI_BAND_LAST 1
 #define KFI_BAND_PASS 2
 #define KFI_BAND_TOTALS 128 // threads of a block that adds up parts, a warp a channel

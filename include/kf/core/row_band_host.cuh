@@ -13,7 +13,7 @@ struct kfi_band_op {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    int vec, held;               // vectors that a thread holds
+    int vec, in_registers;               // vectors that a thread holds
     int passes, values, reduced; // passes; values of one, at most; reductions of all
     int kept, sets;              // values of all passes in shared memory; values of a thread's channel that are added up at once
     int acc_size;
@@ -27,7 +27,7 @@ KF_FN KFI_SMALL kf_i64 kfi_band_rounds(kf_i64 bands, kf_i64 units, kf_i64 thread
     return most;
 }
 // By the shape alone. Returns the form.
-KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, int held, int *block)
+KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, int in_registers, int *block)
 {
     const kf_i64 outer = sizes[0], channels = sizes[1], inner = sizes[2] > 0 ? sizes[2] : 1;
     g->cols = outer * sizes[2];
@@ -47,9 +47,9 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     kf_i64 most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS;
     kf_i64 rows = most / g->wide;
     g->share = g->units;
-    if (g->units <= held * rows * g->wide) { // threads that hold as much as they can, or more of them where there are few bands
+    if (g->units <= in_registers * rows * g->wide) { // threads that hold as much as they can, or more of them where there are few bands
         const kf_i64 spread = kfi_clamp((kf_i64)KFI_BAND_BLOCKS * 256 / (bands > 0 ? bands : 1), 1, g->units);
-        const kf_i64 least = kfi_ceil(g->units, held), threads = kfi_ceil(least > spread ? least : spread, 32) * 32;
+        const kf_i64 least = kfi_ceil(g->units, in_registers), threads = kfi_ceil(least > spread ? least : spread, 32) * 32;
         rows = kfi_clamp(kfi_ceil(threads, g->wide), 1, rows);
         g->threads = (int)(rows * g->wide);
     } else { // a launch for each pass: smaller blocks, of which one begins where another one ends
@@ -77,13 +77,13 @@ KF_FN KFI_SMALL size_t kfi_band_needs(const kfi_bands &g, int values, int reduce
 {
     return g.parts == 1 ? 0 : kfi_workspace(kfi_band_partials(g, values, acc_size) + (size_t)(g.stride * reduced * acc_size));
 }
-KF_FN KFI_SMALL size_t kfi_band_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int vec, int held, int values, int reduced, int acc_size)
+KF_FN KFI_SMALL size_t kfi_band_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int vec, int in_registers, int values, int reduced, int acc_size)
 {
     if (!kfi_fits(outer, channels, inner)) return 0;
     const kf_i64 sizes[] = {outer, channels, inner};
     kfi_bands g;
     int block;
-    kfi_make_bands(&g, sizes, vec, held, &block);
+    kfi_make_bands(&g, sizes, vec, in_registers, &block);
     return kfi_band_needs(g, values, reduced, acc_size);
 }
 // Whether each vector lies in one place, aligned to 16 bytes.
@@ -98,18 +98,18 @@ KF_FN KFI_SMALL bool kfi_band_whole(const kfi_bands &g, int form, int vec, const
     return whole;
 }
 
-// Whether a channel is held as a row is (row_host.cuh), by some lanes, a block or a cluster, in place of bands: it is read once then, in one
+// Whether a channel is a row in registers (row_host.cuh), by some lanes, a block or a cluster, in place of bands: it is read once then, in one
 // launch. That is faster where its planes are whole vectors; of small tensors and very short channels, whatever their planes are.
-KF_FN KFI_SMALL bool kfi_band_held_as_rows(const kfi_row &m, const kf_i64 *sizes)
+KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
 {
     if (!kfi_all_fit(sizes, 3)) return false; // which is refused
     const kf_i64 channels = sizes[1], inner = sizes[2], cols = sizes[0] * inner;
     const bool whole = inner % m.vec == 0, small = channels * cols <= KFI_BAND_SMALL;
     const bool narrow = cols <= 128 && inner > 1 && inner < m.vec; // so many channels that blocks of a band do little
     if (channels < KFI_BAND_CHANNELS || !(whole || small || narrow)) return false;
-    kfi_line g;
+    kfi_row_layout g;
     int threads;
-    return kfi_make_line(&g, channels, cols, m.vec, m.held, m.holds, false, kfi_line_reach(), &threads) < m.holds;
+    return kfi_make_row_layout(&g, channels, cols, m.vec, m.in_registers, m.holds, false, kfi_row_reach(), &threads) < m.holds;
 }
 
 // pitches: of each tensor, kernel arguments that are set here as g is.
@@ -117,8 +117,8 @@ KF_FN KFI_APART kf_result_t kfi_band_run(const kfi_band_op &m, const kf_i64 *siz
                                           void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     kfi_shape shape = {0, 0, 0, 0, nullptr};
-    kf_i64 pieces[5] = {0, 0, 0, 0, 0};
-    kf_result_t result = kfi_check_layout(&m.name, KFI_LAYOUT_CHANNELS, sizes, &shape, pieces);
+    kf_i64 segments[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m.name, KFI_LAYOUT_CHANNELS, sizes, &shape, segments);
     if (result != KF_SUCCESS) return result;
     kfi_operands operands;
     const kfi_levels levels = kfi_make_levels(KFI_LAYOUT_CHANNELS, sizes);
@@ -128,7 +128,7 @@ KF_FN KFI_APART kf_result_t kfi_band_run(const kfi_band_op &m, const kf_i64 *siz
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     int block;
-    const int form = kfi_make_bands(g, sizes, m.vec, m.held, &block);
+    const int form = kfi_make_bands(g, sizes, m.vec, m.in_registers, &block);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, kfi_band_needs(*g, m.values, m.reduced, m.acc_size));
     if (result != KF_SUCCESS) return result;
     for (int i = 0; i < operands.count; ++i) pitches[i] = kfi_make_pitch(KFI_LAYOUT_CHANNELS, &levels, operands.of[i].apart);

@@ -8,23 +8,23 @@
 
 #ifdef KFI_DEVICE_PASS
 #if KFI_CLUSTERS
-// Values for other blocks: a post is what a block waits for, one thread of each block sends to it, and says (expect) how many
+// Values for other blocks: an mbarrier is what a block waits for, one thread of each block sends to it, and says (expect) how many
 // bytes will come. Not a barrier of the cluster, which waits until all that was stored before it has reached memory.
 #ifdef KFI_PTX
 KFI_DEVICE unsigned kfi_shared(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-KFI_DEVICE void kfi_post_open(unsigned long long *post)
+KFI_DEVICE void kfi_mbarrier_open(unsigned long long *barrier)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(kfi_shared(post)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(kfi_shared(barrier)) : "memory");
 }
-KFI_DEVICE void kfi_post_expect(unsigned long long *post, int bytes)
+KFI_DEVICE void kfi_mbarrier_expect(unsigned long long *barrier, int bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(kfi_shared(post)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(kfi_shared(barrier)), "r"(bytes) : "memory");
 }
-KFI_DEVICE void kfi_post_await(unsigned long long *post, int phase)
+KFI_DEVICE void kfi_mbarrier_await(unsigned long long *barrier, int phase)
 {
     asm volatile(
         "{\n\t.reg .pred come;\nagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 come, [%0], %1;\n\t@!come bra again;\n\t}" ::"r"(
-            kfi_shared(post)),
+            kfi_shared(barrier)),
         "r"(phase)
         : "memory");
 }
@@ -34,22 +34,22 @@ KFI_DEVICE unsigned kfi_cluster_place(const void *p, int rank)
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(kfi_shared(p)), "r"(rank));
     return place;
 }
-KFI_DEVICE void kfi_cluster_send(float *slot, unsigned long long *post, int rank, float v)
+KFI_DEVICE void kfi_cluster_send(float *slot, unsigned long long *barrier, int rank, float v)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(kfi_cluster_place(slot, rank)),
-                 "f"(v), "r"(kfi_cluster_place(post, rank))
+                 "f"(v), "r"(kfi_cluster_place(barrier, rank))
                  : "memory");
 }
-KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *post, int rank, double v)
+KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *barrier, int rank, double v)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(kfi_cluster_place(slot, rank)),
-                 "d"(v), "r"(kfi_cluster_place(post, rank))
+                 "d"(v), "r"(kfi_cluster_place(barrier, rank))
                  : "memory");
 }
 #else // the emulation has the barrier alone
-KFI_DEVICE void kfi_post_open(unsigned long long *) {}
-KFI_DEVICE void kfi_post_expect(unsigned long long *, int) {}
-KFI_DEVICE void kfi_post_await(unsigned long long *, int)
+KFI_DEVICE void kfi_mbarrier_open(unsigned long long *) {}
+KFI_DEVICE void kfi_mbarrier_expect(unsigned long long *, int) {}
+KFI_DEVICE void kfi_mbarrier_await(unsigned long long *, int)
 {
     kfi_cluster_arrive();
     kfi_cluster_wait();

@@ -6,23 +6,23 @@
 #include "kf/core/row_args.cuh"
 
 #ifdef KFI_HOST_PASS
-// A way to hold a row (RowKernel.held), 8 bits each: vectors of a thread; in warps, the threads of a block, those where a row has a
+// A way to have a row in registers (RowKernel.in_registers), 8 bits each: vectors of a thread; in warps, the threads of a block, those where a row has a
 // whole cluster, those where there are no clusters.
-struct kfi_held {
+struct kfi_register_way {
     int vectors, threads, most, alone;
 };
-KF_FN kfi_held kfi_held_of(unsigned bits)
+KF_FN kfi_register_way kfi_register_way_of(unsigned bits)
 {
-    const kfi_held found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32, (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
+    const kfi_register_way found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32, (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
     return found;
 }
-// The kernels of one op x dtypes: for each entry of `held`, of which the last is that of blocks that walk down the rows (where
-// gradients are added up there is no other), and then for rows that are not held, {whole, single}.
+// The kernels of one op x dtypes: for each entry of `in_registers`, of which the last is that of persistent blocks, which loop over the rows (where
+// gradients are added up there is no other), and then for rows that are not in registers, {whole, single}.
 struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    const unsigned *held;
+    const unsigned *in_registers;
     int holds;
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory, in all and a thread
@@ -38,12 +38,12 @@ struct kfi_reach {
     int clusters; // blocks that may have a row: several where all are 9.0 or later
     bool narrow;  // a block may have 99 KiB of shared memory alone, as in all of 12.x
 };
-KF_FN kfi_reach kfi_line_reach()
+KF_FN kfi_reach kfi_row_reach()
 {
 #ifdef KF_EMULATE
-    return {KFI_LINE_CLUSTER, false};
+    return {KFI_ROW_CLUSTER, false};
 #else
-    kfi_reach found = {kfi_overlaps() ? KFI_LINE_CLUSTER : 1, false};
+    kfi_reach found = {kfi_overlaps() ? KFI_ROW_CLUSTER : 1, false};
 #ifdef KFI_ARCHITECTURES
     const int list[] = {KFI_ARCHITECTURES};
     for (int arch : list) found.narrow = found.narrow || arch / 100 == 12;
@@ -51,23 +51,23 @@ KF_FN kfi_reach kfi_line_reach()
     return found;
 #endif
 }
-// Blocks that walk have their rows in shared memory, 208 KiB of it at most (RowKernel.held) beside what is fixed, or fewer threads.
-KF_FN void kfi_line_fit(kfi_held *how)
+// Persistent blocks have their rows in shared memory, 208 KiB of it at most (RowKernel.in_registers) beside what is fixed, or fewer threads.
+KF_FN void kfi_row_fit(kfi_register_way *how)
 {
     how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
     how->threads = (int)kfi_clamp(how->threads, 0, how->most);
 }
-// Rows at a time, of blocks that walk down them: as many as an H200 has room for, 512 threads an SM, where gradients are added up
+// Rows at a time, of persistent blocks: as many as an H200 has room for, 512 threads an SM, where gradients are added up
 // at most as many blocks as have room for their shared memory. Clusters of more than two leave one SM in eleven alone.
-#define KFI_LINE_RINGS 6
-KF_FN KFI_SMALL kf_i64 kfi_line_parts(const kfi_line &g, int threads, bool sums)
+#define KFI_ROW_RINGS 6
+KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool sums)
 {
-    const kf_i64 blocks = KFI_MAP_SMS * kfi_clamp(512 / threads, 1, sums ? KFI_LINE_RINGS : 4);
+    const kf_i64 blocks = KFI_MAP_SMS * kfi_clamp(512 / threads, 1, sums ? KFI_ROW_RINGS : 4);
     const kf_i64 most = (g.cluster > 2 ? blocks - blocks / 11 : blocks) / g.cluster;
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
 // The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an index of kfi_row's table.
-KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec, const unsigned *held, int holds, bool sums,
+KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 cols, int vec, const unsigned *in_registers, int holds, bool sums,
                                   const kfi_reach &reach, int *threads)
 {
     const kf_i64 vectors = kfi_ceil(cols, vec);
@@ -76,16 +76,16 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     g->cols = cols;
     g->cluster_bits = 0;
     int found = 0;
-    kfi_held how = {};
+    kfi_register_way how = {};
     for (; found < holds; ++found) {
-        how = kfi_held_of(held[found]);
-        if (found + 1 == holds && clusters > 1 && reach.narrow) kfi_line_fit(&how);
+        how = kfi_register_way_of(in_registers[found]);
+        if (found + 1 == holds && clusters > 1 && reach.narrow) kfi_row_fit(&how);
         const int limit = clusters > 1 ? how.most : how.alone, blocks = found + 1 < holds ? 1 : clusters;
-        if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_LINE_CAP)) break;
+        if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_ROW_CAP)) break;
     }
-    kf_i64 lanes = kfi_clamp(512, 1, KFI_LINE_CAP);
+    kf_i64 lanes = kfi_clamp(512, 1, KFI_ROW_CAP);
     if (found < holds) {
-        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_LINE_CAP); // of a block
+        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_ROW_CAP); // of a block
         while (found + 1 == holds && 1 << g->cluster_bits < clusters && vectors > full << g->cluster_bits) ++g->cluster_bits;
         lanes = kfi_ceil(vectors, (kf_i64)how.vectors << g->cluster_bits);
     }
@@ -94,26 +94,26 @@ KF_FN KFI_SMALL int kfi_make_line(kfi_line *g, kf_i64 rows, kf_i64 cols, int vec
     if (lanes <= 32)
         for (g->lanes = 1; g->lanes < lanes;) g->lanes *= 2;
     g->share = (int)kfi_ceil(1 << 20, g->lanes);
-    const int block = sums ? KFI_LINE_SUM_BLOCK : KFI_LINE_BLOCK;
+    const int block = sums ? KFI_ROW_SUM_BLOCK : KFI_ROW_BLOCK;
     g->groups = found < holds && g->cluster == 1 && g->lanes <= (sums ? block : 32) ? block / g->lanes : 1;
     *threads = g->lanes * g->groups;
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
 }
-KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned held, int sums, int acc_size)
+KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned in_registers, int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
 #ifdef KFI_DRIVER // enough for any device: none is asked, a program may have several
-    const kfi_reach all[] = {{1, false}, {KFI_LINE_CLUSTER, false}, {KFI_LINE_CLUSTER, true}};
+    const kfi_reach all[] = {{1, false}, {KFI_ROW_CLUSTER, false}, {KFI_ROW_CLUSTER, true}};
 #else
-    const kfi_reach all[] = {kfi_line_reach()};
+    const kfi_reach all[] = {kfi_row_reach()};
 #endif
     kf_i64 most = 0;
     for (const kfi_reach &reach : all) {
-        kfi_line g;
+        kfi_row_layout g;
         int threads;
-        kfi_make_line(&g, rows, cols, vec, &held, 1, true, reach, &threads);
-        const kf_i64 parts = kfi_line_parts(g, threads, true);
+        kfi_make_row_layout(&g, rows, cols, vec, &in_registers, 1, true, reach, &threads);
+        const kf_i64 parts = kfi_row_parts(g, threads, true);
         most = parts > most ? parts : most;
     }
     return kfi_workspace((size_t)(most * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size));
@@ -125,11 +125,11 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
 }
 
 // Of each gradient a value for each channel and slice of it. As many channels and slices as the shape has, whatever the schedule is.
-KF_FN KFI_SMALL void kfi_make_pieces(kfi_pieces *in, const kf_i64 *sizes, int vec)
+KF_FN KFI_SMALL void kfi_make_segments(kfi_segments *in, const kf_i64 *sizes, int vec)
 {
     const kf_i64 length = sizes[1], inner = sizes[4];
     in->parts = sizes[3];
-    in->piece = kfi_make_divisor(in->parts * inner);
+    in->segment = kfi_make_divisor(in->parts * inner);
     in->inner = kfi_make_divisor(inner);
     in->several = length > 1;
     in->across = inner == 1;
@@ -140,7 +140,7 @@ KF_FN KFI_SMALL void kfi_make_pieces(kfi_pieces *in, const kf_i64 *sizes, int ve
     in->slices = kfi_ceil(in->units, KFI_SLICE);
     in->items = blocks;
 }
-KF_FN KFI_SMALL void kfi_make_team(kfi_pieces *in, int lanes)
+KF_FN KFI_SMALL void kfi_make_team(kfi_segments *in, int lanes)
 {
     const kf_i64 team = lanes < 32 ? lanes : 32, most = in->across ? in->items : team / kfi_clamp(in->units, 1, team);
     for (in->wide = 1; 2 * in->wide <= kfi_clamp(most, 1, team) && in->wide < in->items;) in->wide *= 2;
@@ -153,20 +153,20 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
 {
     const kf_i64 sizes[] = {outer, length, channels, inner};
     if (groups < 1 || !kfi_all_fit(sizes, 4) || !kfi_divides(groups, channels)) return 0;
-    const kf_i64 pieces[] = {outer, length, groups, channels / groups, inner};
-    kfi_pieces in;
-    kfi_make_pieces(&in, pieces, vec);
+    const kf_i64 segments[] = {outer, length, groups, channels / groups, inner};
+    kfi_segments in;
+    kfi_make_segments(&in, segments, vec);
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
 // pitches: of each tensor, kernel arguments that are set here as g is.
-KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_line *g,
+KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_row_layout *g,
                                         void **args, kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes,
                                         cudaStream_t stream)
 {
     kfi_shape shape = {0, 0, 0, 0, nullptr};
-    kf_i64 pieces[5] = {0, 0, 0, 0, 0};
-    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, pieces);
+    kf_i64 segments[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, segments);
     if (result != KF_SUCCESS) return result;
     kfi_operands operands;
     const kfi_levels levels = kfi_make_levels(m.layout, sizes);
@@ -175,34 +175,34 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols,
                  rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
-    const bool groups = m.layout >= KFI_LAYOUT_GROUPS;                // or channels: rows are in pieces
+    const bool groups = m.layout >= KFI_LAYOUT_GROUPS;                // or channels: rows are in segments
     const kf_i64 summed = groups ? channels * shape.parts : channels; // where planes or groups are
     if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const int sums = m.sums + m.plane_sums;
     const bool wanted = kfi_sums_wanted(s, m.runs, sums);
-    kfi_pieces *const in = groups ? &((kfi_groups *)g)->in : nullptr;
-    if (groups) kfi_make_pieces(in, pieces, m.vec);
+    kfi_segments *const in = groups ? &((kfi_groups *)g)->in : nullptr;
+    if (groups) kfi_make_segments(in, segments, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
     const size_t needed = !sums          ? m.least
                           : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
-                                         : kfi_row_workspace(rows, cols, m.vec, *m.held, sums, m.acc_size);
+                                         : kfi_row_workspace(rows, cols, m.vec, *m.in_registers, sums, m.acc_size);
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
-    const int found = kfi_make_line(g, rows, cols, m.vec, m.held, m.holds, m.sums > 0, kfi_line_reach(), &threads);
-    const bool narrow = groups && pieces[4] > 1 && pieces[4] < m.vec; // a vector may touch more than two channels
+    const int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0, kfi_row_reach(), &threads);
+    const bool narrow = groups && segments[4] > 1 && segments[4] < m.vec; // a vector may touch more than two channels
     if (groups) in->gaps = 0;
     for (int i = 0; i < operands.count; ++i) {
         pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
         if (groups && strides.fields[i] != ' ') in->gaps |= pitches[i].gap != 0;
     }
     const bool whole =
-        operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->piece.d : cols) % m.vec == 0 && !narrow;
+        operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
-    const bool walk = m.sums || found + 1 == m.holds;
-    const kf_i64 parts = walk ? kfi_line_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
+    const bool persistent = m.sums || found + 1 == m.holds;
+    const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
@@ -216,7 +216,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
     if (!nothing || m.sums)
-        result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !walk, shared,
+        result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster);
     if (result != KF_SUCCESS || !wanted) return result;
     return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels, 1,

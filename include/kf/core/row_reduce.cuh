@@ -7,7 +7,7 @@
 
 #ifdef KFI_DEVICE_PASS
 // Where a thread is.
-struct kfi_spot {
+struct kfi_row_thread {
     kf_i64 block;    // or cluster of blocks
     kf_i64 row;      // its first one
     kf_i64 apart;    // rows from there to its next one
@@ -17,15 +17,15 @@ struct kfi_spot {
     int reach;       // where vectors of a warp lie side by side: from there on they hold nothing of the row, nor the aligned ones in its place
     int turn, phase; // which of two sets of places in shared memory the row has: free again when the next row but one comes
 };
-// At first in a kernel. split: a row may have a cluster, whose blocks open `posts` posts each, at the beginning of shared memory. side: vectors
+// At first in a kernel. split: a row may have a cluster, whose blocks open `barriers` mbarriers each, at the beginning of shared memory. side: vectors
 // of a thread that lie a warp apart, so that a warp's are side by side; 0: all threads' first ones do, then the second ones.
-template <int vec, int split, int side> KFI_DEVICE kfi_spot kfi_line_enter(const kfi_line &g, int posts)
+template <int vec, int split, int side> KFI_DEVICE kfi_row_thread kfi_row_enter(const kfi_row_layout &g, int barriers)
 {
-    kfi_spot at = {};
+    kfi_row_thread at = {};
 #if KFI_CLUSTERS
     if (split && g.cluster > 1) {
         at.rank = kfi_cluster_rank();
-        for (int i = 0; threadIdx.x == 0 && i < posts; ++i) kfi_post_open((unsigned long long *)kfi_dynamic() + i);
+        for (int i = 0; threadIdx.x == 0 && i < barriers; ++i) kfi_mbarrier_open((unsigned long long *)kfi_dynamic() + i);
         kfi_cluster_arrive();
     }
 #endif
@@ -45,7 +45,7 @@ template <int vec, int split, int side> KFI_DEVICE kfi_spot kfi_line_enter(const
     return at;
 }
 // Nobody sends to another block before.
-template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
+template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 {
 #if KFI_CLUSTERS
     if (split && g.cluster > 1) kfi_cluster_wait();
@@ -53,23 +53,23 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
 }
 
 #if KFI_CLUSTERS
-#define KFI_LINE_ACROSS(type)                                                                                                              \
+#define KFI_ROW_ACROSS(type)                                                                                                              \
     if (split && g.cluster > 1) {                                                                                                          \
-        slot = slots + 2 * all * 32 + (at.turn * all + first) * KFI_LINE_CLUSTER;                                                          \
-        if (at.lane == 0) kfi_post_expect(post, g.cluster * count * (int)sizeof *slot);                                                    \
+        slot = slots + 2 * all * 32 + (at.turn * all + first) * KFI_ROW_CLUSTER;                                                          \
+        if (at.lane == 0) kfi_mbarrier_expect(barrier, g.cluster * count * (int)sizeof *slot);                                                    \
         if (at.lane < g.cluster)                                                                                                           \
             _Pragma("unroll") for (int i = 0; i < count; ++i)                                                                              \
-                kfi_cluster_send(slot + i * KFI_LINE_CLUSTER + at.rank, post, at.lane, v[i]);                                              \
-        kfi_post_await(post, at.phase);                                                                                                    \
+                kfi_cluster_send(slot + i * KFI_ROW_CLUSTER + at.rank, barrier, at.lane, v[i]);                                              \
+        kfi_mbarrier_await(barrier, at.phase);                                                                                                    \
         _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] =                                                                           \
-            kfi_line_gather(words >> 2 * i & 3, slot + i * KFI_LINE_CLUSTER, g.cluster);                                                   \
+            kfi_row_gather(words >> 2 * i & 3, slot + i * KFI_ROW_CLUSTER, g.cluster);                                                   \
     }
 #else
-#define KFI_LINE_ACROSS(type) (void)post;
+#define KFI_ROW_ACROSS(type) (void)barrier;
 #endif
 
 // What float and double have in common.
-#define KFI_LINE_WORDS(type, f)                                                                                                            \
+#define KFI_ROW_WORDS(type, f)                                                                                                            \
     KFI_DEVICE type kfi_join(int word, type a, type b)                                                                                     \
     {                                                                                                                                      \
         return word == KFI_SUM ? a + b : word == KFI_PROD ? a * b : word == KFI_MAX ? kfi_max_##f(a, b) : kfi_min_##f(a, b);               \
@@ -80,13 +80,13 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
         *v = word == KFI_SUM ? 0 : word == KFI_PROD ? 1 : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000);            \
     }                                                                                                                                      \
     /* Of `lanes` neighbours, each of them has the result. Written out: a loop would take three times as many instructions. */             \
-    template <int words, int lanes, int count> KFI_DEVICE void kfi_line_shuffle(type(&v)[count])                                           \
+    template <int words, int lanes, int count> KFI_DEVICE void kfi_row_shuffle(type(&v)[count])                                           \
     {                                                                                                                                      \
         _Pragma("unroll") for (int by = lanes >> 1; by > 0; by >>= 1) _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] =             \
             kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by));                                                    \
     }                                                                                                                                      \
     /* What a row's warps left in shared memory, a value each for each reduction, 32 values apart, added up by each of them. */            \
-    template <int words, int lanes, int count> KFI_DEVICE void kfi_line_fold(type(&v)[count], const type *slot, int warps)                 \
+    template <int words, int lanes, int count> KFI_DEVICE void kfi_row_fold(type(&v)[count], const type *slot, int warps)                 \
     {                                                                                                                                      \
         const int own = (int)threadIdx.x & (lanes - 1);                                                                                    \
         _Pragma("unroll") for (int i = 0; i < count; ++i)                                                                                  \
@@ -94,26 +94,26 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
             kfi_nothing(words >> 2 * i & 3, &v[i]);                                                                                        \
             if (own < warps) v[i] = slot[i * 32 + own];                                                                                    \
         }                                                                                                                                  \
-        kfi_line_shuffle<words, lanes>(v);                                                                                                 \
+        kfi_row_shuffle<words, lanes>(v);                                                                                                 \
     }                                                                                                                                      \
     /* And its blocks. */                                                                                                                  \
-    KFI_DEVICE type kfi_line_gather(int word, const type *slot, int blocks)                                                                \
+    KFI_DEVICE type kfi_row_gather(int word, const type *slot, int blocks)                                                                \
     {                                                                                                                                      \
         type v = slot[0];                                                                                                                  \
-        _Pragma("unroll") for (int i = 1; i < KFI_LINE_CLUSTER; ++i) if (i < blocks) v = kfi_join(word, v, slot[i]);                       \
+        _Pragma("unroll") for (int i = 1; i < KFI_ROW_CLUSTER; ++i) if (i < blocks) v = kfi_join(word, v, slot[i]);                       \
         return v;                                                                                                                          \
     }                                                                                                                                      \
     /* What a pass reduces, of all threads of a row, `words` says how, 2 bits each. Of a kernel's `passes` it is number `pass`, of its */  \
-    /* `all` reductions these begin at `first`. Shared memory: posts, then for each turn and reduction a value of each warp, then of */    \
+    /* `all` reductions these begin at `first`. Shared memory: mbarriers, then for each turn and reduction a value of each warp, then of */    \
     /* each block of a cluster. */                                                                                                         \
     /* alone: in a row that has one block the first warp alone needs the result. */                                                        \
     template <int words, int split, int alone, int pass, int passes, int first, int all, int count>                                        \
-    KFI_DEVICE void kfi_line_reduce(type(&v)[count], const kfi_line &g, const kfi_spot &at)                                                \
+    KFI_DEVICE void kfi_row_reduce(type(&v)[count], const kfi_row_layout &g, const kfi_row_thread &at)                                                \
     {                                                                                                                                      \
-        unsigned long long *const post = (unsigned long long *)kfi_dynamic() + at.turn * passes + pass;                                    \
-        type *const slots = (type *)(kfi_dynamic() + 2 * passes * sizeof *post), *slot = slots + (at.turn * all + first) * 32;             \
+        unsigned long long *const barrier = (unsigned long long *)kfi_dynamic() + at.turn * passes + pass;                                    \
+        type *const slots = (type *)(kfi_dynamic() + 2 * passes * sizeof *barrier), *slot = slots + (at.turn * all + first) * 32;             \
         if (g.lanes >= 32)                                                                                                                 \
-            kfi_line_shuffle<words, 32>(v);                                                                                                \
+            kfi_row_shuffle<words, 32>(v);                                                                                                \
         else                                                                                                                               \
             for (int by = g.lanes >> 1; by > 0; by >>= 1)                                                                                  \
                 _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] =                                                                   \
@@ -124,16 +124,16 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
             __syncthreads();                                                                                                               \
             if (alone && (!split || g.cluster == 1) && at.lane >= 32) return;                                                              \
             if (warps > 8)                                                                                                                 \
-                kfi_line_fold<words, 32>(v, slot + at.group * warps, warps);                                                               \
+                kfi_row_fold<words, 32>(v, slot + at.group * warps, warps);                                                               \
             else if (warps > 2)                                                                                                            \
-                kfi_line_fold<words, 8>(v, slot + at.group * warps, warps);                                                                \
+                kfi_row_fold<words, 8>(v, slot + at.group * warps, warps);                                                                \
             else                                                                                                                           \
-                kfi_line_fold<words, 2>(v, slot + at.group * warps, warps);                                                                \
+                kfi_row_fold<words, 2>(v, slot + at.group * warps, warps);                                                                \
         }                                                                                                                                  \
-        KFI_LINE_ACROSS(type)                                                                                                              \
+        KFI_ROW_ACROSS(type)                                                                                                              \
     }                                                                                                                                      \
-    /* Partial sums of nothing, where they are not held. */                                                                                \
-    template <int vec> KFI_DEVICE void kfi_line_clear(type *partial, int first, int step, kf_i64 stride)                                   \
+    /* Partial sums of nothing, where they are not in registers. */                                                                                \
+    template <int vec> KFI_DEVICE void kfi_row_clear(type *partial, int first, int step, kf_i64 stride)                                   \
     {                                                                                                                                      \
         _Pragma("unroll 1") for (kf_i64 c = first; c < stride; c += step)                                                                  \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) if (c + e < stride) partial[c + e] = 0;                                        \
@@ -141,25 +141,25 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
     /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added up over the block's rows: across a warp  \
      */                                                                                                                                    \
     /* that has several of them, then what its warps, or rows of whole warps, have left in buffer: places for all sums of each thread. */  \
-    template <int held, int vec>                                                                                                           \
-    KFI_DEVICE void kfi_line_sums(type *partial, type(&sum)[held][vec], type *buffer, const kfi_line &g, int group, int first, int step)   \
+    template <int in_registers, int vec>                                                                                                           \
+    KFI_DEVICE void kfi_row_sums(type *partial, type(&sum)[in_registers][vec], type *buffer, const kfi_row_layout &g, int group, int first, int step)   \
     {                                                                                                                                      \
         const int padded = (int)kfi_ceil4(g.cols);                                                                                         \
         if (g.groups == 1) {                                                                                                               \
-            constexpr int piece = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; /* padded is whole pieces */                \
-            _Pragma("unroll") for (int s = 0; s < held; ++s)                                                                               \
-                _Pragma("unroll") for (int e = 0; e < vec; e += piece) if (first + s * step + e < padded)                                  \
-                    kfi_store<piece *(int)sizeof(type)>(partial + first + s * step + e, sum[s] + e);                                       \
+            constexpr int access = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; /* padded is whole accesses */                \
+            _Pragma("unroll") for (int s = 0; s < in_registers; ++s)                                                                               \
+                _Pragma("unroll") for (int e = 0; e < vec; e += access) if (first + s * step + e < padded)                                  \
+                    kfi_store<access *(int)sizeof(type)>(partial + first + s * step + e, sum[s] + e);                                       \
             return;                                                                                                                        \
         }                                                                                                                                  \
-        _Pragma("unroll 1") for (int by = 16; by >= g.lanes; by >>= 1) _Pragma("unroll") for (int s = 0; s < held; ++s)                    \
+        _Pragma("unroll 1") for (int by = 16; by >= g.lanes; by >>= 1) _Pragma("unroll") for (int s = 0; s < in_registers; ++s)                    \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) sum[s][e] += __shfl_xor_sync(0xffffffffu, sum[s][e], by);                      \
         const int row = g.lanes < 32 ? (int)threadIdx.x / 32 : group, rows = g.lanes < 32 ? (int)blockDim.x / 32 : g.groups;               \
-        const int width = held * g.lanes * vec;                                                                                            \
+        const int width = in_registers * g.lanes * vec;                                                                                            \
         type *const own = buffer + row * width + first;                                                                                    \
         __syncthreads();                                                                                                                   \
         if ((int)threadIdx.x % 32 < g.lanes)                                                                                               \
-            _Pragma("unroll") for (int s = 0; s < held; ++s) _Pragma("unroll") for (int e = 0; e < vec; ++e) own[s * step + e] =           \
+            _Pragma("unroll") for (int s = 0; s < in_registers; ++s) _Pragma("unroll") for (int e = 0; e < vec; ++e) own[s * step + e] =           \
                 sum[s][e];                                                                                                                 \
         __syncthreads();                                                                                                                   \
         _Pragma("unroll 1") for (int c = (int)threadIdx.x; c < padded; c += (int)blockDim.x)                                               \
@@ -169,8 +169,8 @@ template <int split> KFI_DEVICE void kfi_line_entered(const kfi_line &g)
             partial[c] = total;                                                                                                            \
         }                                                                                                                                  \
     }
-KFI_LINE_WORDS(float, f32)
-KFI_LINE_WORDS(double, f64)
+KFI_ROW_WORDS(float, f32)
+KFI_ROW_WORDS(double, f64)
 #endif
 
 #endif

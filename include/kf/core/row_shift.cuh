@@ -22,7 +22,7 @@ struct kfi_shift {
     int rest;  // elements that it has of the row; 0: it ends where a vector does
 };
 // room: elements of the row from the thread's first one on.
-KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_line &g)
+KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_row_layout &g)
 {
     kfi_shift of;
     of.a = (int)((size_t)first & 15) / 2;
@@ -82,21 +82,21 @@ KFI_DEVICE void kfi_shift_soon(const void *src)
     (void)src;
 #endif
 }
-// As kfi_line_ahead: of the aligned vectors those that lie in the row.
-template <int held> KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+// As kfi_row_ahead: of the aligned vectors those that lie in the row.
+template <int in_registers> KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space, const kfi_row_layout &g)
 {
     const kfi_shift of = kfi_shift_at(src, space, g);
     const char *const from = (const char *)src - of.a * 2;
     const bool begins = first == 0 && of.a > 0;
 #pragma unroll
-    for (int s = 0; s < held; ++s)
+    for (int s = 0; s < in_registers; ++s)
         if ((s > 0 || !begins) && s * step + 8 <= of.a + space) kfi_fetch<16>(slot + s * 16, from + s * step * 2);
     if (begins && space > 0) kfi_shift_soon(src);
-    if (kfi_shift_ends(of, held)) kfi_shift_soon(from + of.end * 2);
+    if (kfi_shift_ends(of, in_registers)) kfi_shift_soon(from + of.end * 2);
 }
-// As kfi_line_hold: src is the thread's first element; slot: where its vectors are by now, if they are (ringed).
-template <int held, bool ringed>
-KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+// As kfi_row_hold: src is the thread's first element; slot: where its vectors are by now, if they are (ringed).
+template <int in_registers, bool ringed>
+KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_row_layout &g)
 {
     uint4 *const v = (uint4 *)dst;
     const kfi_shift of = kfi_shift_at(src, room, g);
@@ -105,24 +105,24 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
     const uint4 zero = {0, 0, 0, 0};
     uint4 next = zero; // of the warp's last vector
 #pragma unroll
-    for (int s = 0; s < held; ++s) {
+    for (int s = 0; s < in_registers; ++s) {
         v[s] = zero;
         if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], ringed ? slot + s * 16 : from + s * step * 2);
     }
-    if (front && held * step + 8 <= of.a + room) kfi_copy<16>(&next, from + held * step * 2);
-    const bool ends = kfi_shift_ends(of, held + front) && !(begins && of.end == 0);
+    if (front && in_registers * step + 8 <= of.a + room) kfi_copy<16>(&next, from + in_registers * step * 2);
+    const bool ends = kfi_shift_ends(of, in_registers + front) && !(begins && of.end == 0);
     if (begins || ends) {
         const uint4 head = kfi_shift_read(from, begins ? of.a : 8, of.a + room);
         const uint4 tail = kfi_shift_read(ends ? from + of.end * 2 : from, 0, ends ? of.rest : 0);
         if (begins) v[0] = head;
 #pragma unroll
-        for (int s = 0; s < held; ++s)
+        for (int s = 0; s < in_registers; ++s)
             if (ends && s * step == of.end) v[s] = tail;
-        if (ends && held * step == of.end) next = tail;
+        if (ends && in_registers * step == of.end) next = tail;
     }
 #pragma unroll
-    for (int s = 0; s < held; ++s) {
-        const uint4 give = front ? s + 1 < held ? v[s + 1 < held ? s + 1 : 0] : next : v[s];
+    for (int s = 0; s < in_registers; ++s) {
+        const uint4 give = front ? s + 1 < in_registers ? v[s + 1 < in_registers ? s + 1 : 0] : next : v[s];
         v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
     }
 }
@@ -133,8 +133,8 @@ struct kfi_shifted {
     uint4 before; // what the lane before the first one has stored last
     uint4 last;   // the vector in which the row ends
 };
-// The thread's vector s of `held`, in order.
-template <int held> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_line &g)
+// The thread's vector s of `in_registers`, in order.
+template <int in_registers> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_row_layout &g)
 {
     const kfi_shift of = kfi_shift_at(so->first, so->room, g);
     const int step = so->step, room = so->room;
@@ -148,41 +148,41 @@ template <int held> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void 
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
     const int left = of.a + room - s * step - 8;              // of the row, behind the last lane's vector
-    if (s + 1 == held && of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
+    if (s + 1 == in_registers && of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
         kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
 }
 // After them all.
-template <int held, int way> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_line &g)
+template <int in_registers, int way> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
 {
-    if (way % 2 || !held) return;
+    if (way % 2 || !in_registers) return;
     const kfi_shift of = kfi_shift_at(so.first, so.room, g);
-    if (kfi_shift_ends(of, held) && !(of.lane == 0 && of.a > 0 && of.end == 0))
+    if (kfi_shift_ends(of, in_registers) && !(of.lane == 0 && of.a > 0 && of.end == 0))
         kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// What stands in a kernel, whose `way` is 2 * walk + whole: a row's vectors to registers, the next row's to shared memory, a result's to
+// What stands in a kernel, whose `way` is 2 * persistent + whole: a row's vectors to registers, the next row's to shared memory, a result's to
 // memory (left: elements from the vector's first one on).
-template <int held, int way>
-KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_line &g)
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_row_layout &g)
 {
-    if (held && way % 2 == 0)
-        kfi_shift_hold<held, (way > 1)>(dst, slot, src, first, step, room, g);
+    if (in_registers && way % 2 == 0)
+        kfi_shift_hold<in_registers, (way > 1)>(dst, slot, src, first, step, room, g);
     else
-        kfi_line_hold<2, 8, way % 2, held>(dst, way == 3, slot, src, step, room);
+        kfi_row_hold<2, 8, way % 2, in_registers>(dst, way == 3, slot, src, step, room);
 }
-template <int held, int way> KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_line &g)
+template <int in_registers, int way> KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_row_layout &g)
 {
     if (way % 2)
-        kfi_line_ahead<2, 8, held>(slot, src, step, space);
+        kfi_row_ahead<2, 8, in_registers>(slot, src, step, space);
     else
-        kfi_shift_ahead<held>(slot, src, first, step, space, g);
+        kfi_shift_ahead<in_registers>(slot, src, first, step, space, g);
 }
-template <int held, int way>
-KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left, const kfi_line &g)
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left, const kfi_row_layout &g)
 {
-    if (held && way % 2 == 0)
-        kfi_shift_store<held>(so, value, s, g);
+    if (in_registers && way % 2 == 0)
+        kfi_shift_store<in_registers>(so, value, s, g);
     else
-        kfi_line_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
+        kfi_row_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
 }
 // What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those none is compared with its end.
 template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
@@ -199,9 +199,9 @@ template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &elemen
 template <int size, int vec, int whole> KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
 {
     if (whole || (left >= vec && ((size_t)src & 15) == 0))
-        kfi_line_load<size, vec, 1>(dst, src, left);
+        kfi_row_load<size, vec, 1>(dst, src, left);
     else
-        kfi_line_load<size, vec, 0>(dst, src, left);
+        kfi_row_load<size, vec, 0>(dst, src, left);
 }
 #endif
 

@@ -13,7 +13,7 @@
 
 KFI_C_BEGIN
 
-/* Elements that a walk aims pointers at. What is computed at a time is a part: so few that the processor goes on computing while they are
+/* Elements that a traversal sets pointers to. What is computed at a time is a part: so few that the processor goes on computing while they are
    streamed (core/stream.h), and fewer in an op of many operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
 #define KFI_PART KFI_MAX_PART

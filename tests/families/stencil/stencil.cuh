@@ -4,7 +4,7 @@
 
 #include "kf/core/map.cuh"
 
-struct stencil_line {
+struct stencil_row {
     kf_i64 all, cols;
 };
 
@@ -14,7 +14,7 @@ struct stencil_call {
     kfi_arguments arguments;
     const void *kernel;
 };
-KF_FN kf_result_t stencil_run(const stencil_call &m, kf_i64 rows, kf_i64 cols, stencil_line *g, void **args, cudaStream_t stream)
+KF_FN kf_result_t stencil_run(const stencil_call &m, kf_i64 rows, kf_i64 cols, stencil_row *g, void **args, cudaStream_t stream)
 {
     const kf_i64 sizes[] = {rows, cols};
     kf_result_t result = kfi_check_sizes(&m.name, "rows cols", sizes, 2);

@@ -28,7 +28,7 @@ typedef struct {
 } kfp_entry;
 
 #ifndef KFP_CUDA
-/* pool.c: what kf's launchers give their pieces of work to. */
+/* pool.c: what kf's launchers give their chunks of work to. */
 void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context);
 #define KF_PARALLEL_FOR(count, fn, context) kfp_parallel_for(count, fn, context)
 #endif

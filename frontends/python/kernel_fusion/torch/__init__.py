@@ -43,7 +43,7 @@ def _implement(schemas: list[Schema], make: Callable[[Schema], Any], key: str, r
 
 
 def _share_threads() -> bool:
-    """kf's pieces of work go to the threads that torch has, as many as torch.set_num_threads says: of its stable ABI, from 2.10 on."""
+    """kf's chunks of work go to the threads that torch has, as many as torch.set_num_threads says: of its stable ABI, from 2.10 on."""
     try:
         loop = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")).torch_parallel_for
     except (AttributeError, OSError):
