@@ -37,7 +37,7 @@ def frames(functions, folder, include, flags):
 @pytest.mark.parametrize("flags", cases.by_level(BUILDS[:1], BUILDS), ids=" ".join)
 def test_frames(flags, include, tmp_path):
     found = frames(FRAMED, tmp_path, include, flags)
-    assert any(name.startswith("kfi_traversal") for name in found) and any(name.startswith("kfi_rows") for name in found)
+    assert any(name.startswith("kfi_traverse_") for name in found) and any(name.startswith("kfi_rows") for name in found)
     assert {name: size for name, size in found.items() if size > FRAME} == {}
 
 

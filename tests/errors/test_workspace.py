@@ -12,7 +12,7 @@ def with_workspace(functions):
 def test_who_has_one():
     """The tests below are about something."""
     assert len(with_workspace(FUNCTIONS)) > len(FUNCTIONS) / 20
-    assert all(f["scratch"] == bool(sums(f)) for f in FUNCTIONS if f["family"] not in ("reduce", "gemm"))
+    assert all(f["scratch"] == bool(sums(f)) for f in FUNCTIONS if f["family"] not in ("reduce", "gemm", "logits"))
     assert all(f["workspace"] for f in FUNCTIONS if f["bwd"] or f["scratch"])
 
 

@@ -13,6 +13,7 @@ LARGE = (1, 2**40, 1)
 OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
 LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
 IGNORED = -100
+ROWS_OF_A_PRODUCT = True
 KERNELS_OF_OTHERS = True  # whose own tests reach each of them
 
 

@@ -10,7 +10,7 @@ import runtime_ops
 import toolkit
 
 MADE = {of: runtime_ops.choose(ops, layouts.DTYPES, ["none", "relu"]) for of, ops in layouts.OPS.items()}
-PARTS = 2 if cases.LEVEL == 1 else 40
+PARTS = 1 if cases.LEVEL == 1 else 40
 EACH = 20 if cases.LEVEL == 1 else 50
 
 

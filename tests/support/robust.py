@@ -184,7 +184,10 @@ def loaded(gpu, lib, other, f, sizes, shift):
 
 
 def alone(gpu, lib, f, sizes, shift):
-    """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up."""
+    """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up, nor for
+    products by their rows: how many there are decides who adds up what (docs/families/gemm.md)."""
+    if getattr(cases.own(f), "ROWS_OF_A_PRODUCT", False):
+        return
     if cases.channels(f):
         sizes = (1, sizes[1], sizes[0] * sizes[2])
     call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)  # the mask is an element's own, by its index

@@ -35,7 +35,7 @@ def _parts(t: Tensor, layout: Layout) -> list[range]:
     """A tensor's own dimensions, by the extents that they are."""
     found, at = [], 0
     for extent in t.shape:
-        count = len(layout.dims[extent])
+        count = len(layout.dims[extent.rpartition(" * ")[2]])  # "2 * cols" is one of cols
         found.append(range(at, at + count))
         at += count
     return found

@@ -91,9 +91,9 @@ KFI_HEAD_WIDENED(bf16, kf_bf16)
     } \
     KFI_INLINE type kfi_head_fold_##word(const type *v) \
     { \
-        type half[KFI_SIMD / 2]; \
-        for (int j = 0; j < KFI_SIMD / 2; ++j) half[j] = v[j] + v[j + KFI_SIMD / 2]; \
-        return ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7])); \
+        type two[KFI_SIMD / 2]; \
+        for (int j = 0; j < KFI_SIMD / 2; ++j) two[j] = v[j] + v[j + KFI_SIMD / 2]; \
+        return ((two[0] + two[4]) + (two[1] + two[5])) + ((two[2] + two[6]) + (two[3] + two[7])); \
     }
 KFI_HEAD_SUMS(f32, float)
 KFI_HEAD_SUMS(f64, double)
