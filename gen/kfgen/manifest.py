@@ -67,7 +67,7 @@ def value(k, act, argument):
 def variables(k):
     """The type variables of a function: what each is and what it is of."""
     found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
-    if k.op.types != "one":
+    if k.op.types not in ("one", "gradients"):
         found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
     elif k.second.word != k.dtypes[0]:
         found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})

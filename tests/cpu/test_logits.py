@@ -6,7 +6,9 @@ import checks
 import kflib
 import numpy as np
 import pytest
+import refusals
 import storage
+import strided
 from conftest import BUILD
 
 SMALL = ("-DKFI_CPU_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64")  # rows of a chunk
@@ -36,6 +38,27 @@ def test_chunks(lib, memory, f):
     if "dx" in (a["name"] for a in f["arguments"]):
         for drop in (("dx",), ("dweight",), ("dbias", "dloss"), ("dx", "dweight", "dbias")):
             checks.run(lib, memory, f, (150, 33, 9), drop=drop)
+
+
+@pytest.mark.parametrize("f", [f for f in FUNCTIONS if "i32" not in f["dtypes"]], ids=lambda f: f["name"])
+def test_rows_that_lie_apart(lib, memory, f):
+    """Chunk by chunk, to the bit; one of fewer rows than a chunk too."""
+    for turn, sizes in enumerate(((150, 33, 9), (65, 24, 16), (3, 19, 7))):
+        strided.same(lib, memory, f, sizes, turn=turn)
+
+
+def test_tensors_of_other_rows_may_not_lie_side_by_side(lib):
+    """Of as many rows as columns: they are apart as a whole, but not chunk by chunk, which a part would find after the first."""
+    f = function("kf_linear_cross_entropy_with_grad_f32")
+    layout = checks.Layout(lib, f, (130, 130, 8))
+    call = strided.Call(layout, {"weight": [16], "dx": [16]})
+    image = call.image
+    base = image.ctypes.data + -image.ctypes.data % 256
+    given = call.arguments(base)
+    given["dx"] = given["weight"] + 8 * 4
+    before = image.copy()
+    assert lib.call(f, given) == refusals.OVERLAP and (image == before).all()
+    assert "dx" in str(lib.detail) and "overlaps weight" in str(lib.detail), lib.detail
 
 
 def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
