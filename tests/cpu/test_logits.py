@@ -3,6 +3,7 @@
 looked at before anything is written."""
 
 import checks
+import faults
 import kflib
 import numpy as np
 import pytest
@@ -103,6 +104,31 @@ def test_the_workspace_is_that_of_a_chunk(lib):
     before = call.image.copy()
     assert lib.call(f, given) != 0 and (call.image == before).all()
     assert "kf_cpu_linear_cross_entropy_with_grad_bf16: workspace" in str(lib.detail), lib.detail
+
+
+FAULTS = {
+    "every chunk is of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"x \+ kfi_first", "x + 0 * kfi_first", "kf_linear_cross_entropy_f32"),
+    "labels of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"label \+ kfi_first", "label", "kf_linear_cross_entropy_f32"),
+    "the last chunk has the first one's rows": ("kf/core/logits.h", r"rows % p\.chunk", "0", "kf_linear_cross_entropy_with_grad_f32"),
+    "gradients of weights of the last chunk alone": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_first \? 1 : ", "",
+                                                     "kf_linear_cross_entropy_with_grad_bf16_f32"),
+    "rows of the inputs' gradient lie as the inputs'": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_layer\.dx = strides->dx",
+                                                        "kfi_layer.dx = strides->x", "kf_linear_cross_entropy_with_grad_f32")}
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    for file, text, instead, _ in FAULTS.values():
+        faults.plant(include, tmp_path, file, text, instead)
+
+
+@pytest.mark.parametrize("what", faults.some(FAULTS))
+def test_seeded_fault(include, memory, tmp_path, what):
+    file, text, instead, name = FAULTS[what]
+    f = function(name)
+    lib = kflib.build("cpu", [f], tmp_path / "lib", ("-O1", *SMALL), include=faults.plant(include, tmp_path, file, text, instead))
+    with pytest.raises(checks.Failure):
+        checks.run(lib, memory, f, (150, 33, 9))
+        strided.same(lib, memory, f, (65, 24, 16))
 
 
 def test_gradients_of_bf16_over_many_chunks(lib, memory):

@@ -72,6 +72,10 @@ class LogitsKernel(Kernel):
         return found + ([LAYERS.backward(layer, (*own, *wide))] if self.slopes else [])
 
     @property
+    def shaped_by(self):
+        return [self.of["right"].name, self.of["left"].name]
+
+    @property
     def needs(self):
         return [f"kf/ops/{stem}" for stem in self.family.stems(self.op)]
 
@@ -106,7 +110,9 @@ class Logits(Family):
     title = "Losses of logits that are never whole"
     forms = {"logits": {"elem": "rows, cols", "left": "rows, depth", "right": "cols, depth", "row": "cols", "per_row": "rows"}}
     sizes = {"logits": "rows, cols, depth"}
+    axes = {"logits": (None, {"rows": "before", "cols": -2, "depth": -1})}
     levels = {"logits": ("",)}
+    autocast = "low"
     types = ("gradients",)
     second = "gradients of weights"
     kinds = ("left", "right", "row", "per_row")
