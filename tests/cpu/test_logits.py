@@ -107,7 +107,8 @@ def test_the_workspace_is_that_of_a_chunk(lib):
 
 
 FAULTS = {
-    "every chunk is of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"x \+ kfi_first", "x + 0 * kfi_first", "kf_linear_cross_entropy_f32"),
+    "every chunk is of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"x \+ kfi_first", "x + 0 * kfi_first",
+                                         "kf_linear_cross_entropy_f32"),
     "labels of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"label \+ kfi_first", "label", "kf_linear_cross_entropy_f32"),
     "the last chunk has the first one's rows": ("kf/core/logits.h", r"rows % p\.chunk", "0", "kf_linear_cross_entropy_with_grad_f32"),
     "gradients of weights of the last chunk alone": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_first \? 1 : ", "",

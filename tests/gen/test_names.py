@@ -162,7 +162,8 @@ def test_the_identifiers_are_found(tmp_path, family):
         parts = (p for q in o.operands for p in (q.name, *q.parts))
         given |= {*parts, *o.scalars, *o.outputs, *o.saved, *o.own.get("load", ()), *o.own.get("products", ())}
     assert set(names_) <= given and len(names_) > (30 if family != "logits" else 5)  # whose code has few names that do not begin with kfi_
-    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "persistent", "kept0", "row0"}, "reduce": {"unit", "row0_s"}, "logits": {"apart", "chunk", "weight"}}
+    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "persistent", "kept0", "row0"}, "reduce": {"unit", "row0_s"},
+            "logits": {"apart", "chunk", "weight"}}
     assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
 
 

@@ -30,7 +30,8 @@ class Calls:
         k, (x, weight, bias) = self.k, (self.k.of[kind].name for kind in ("left", "right", "row"))
         found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
         found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
-        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "strides": "&kfi_layer" if layer else self.null, "stream": "stream"}
+        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "stream": "stream"}
+        found["strides"] = "&kfi_layer" if layer else self.null
         if not layer:
             row = next(o.name for o in k.op.made_of[1].operands if o.kind == "elem")
             return found | {row: "kfi_logits", gradient_of(row): "kfi_logits"}
