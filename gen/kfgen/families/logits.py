@@ -52,7 +52,9 @@ class LogitsKernel(Kernel):
         self.outputs = [Tensor(name, "per_row", self.dtype.acc, "out", "saved" if name in op.saved else "output", "acc", (name,), exprs=[node],
                                required=name not in op.saved) for name, node in nodes.items()]
         if self.slopes:
-            wide = {kind: (self.dtype, "T") if kind == "left" else (self.second, "U") for kind in LIES}
+            plain = self.dtype, "T"
+            of_weights = (self.second, "U") if self.second is not self.dtype else plain
+            wide = {"left": plain, "right": of_weights, "row": of_weights}
             found = [Tensor(gradient_of(s.name), kind, wide[kind][0], "out", "output", wide[kind][1], (gradient_of(s.name),), required=False)
                      for kind, s in self.of.items()]
             self.outputs[len(op.outputs) - 1:len(op.outputs) - 1] = found
