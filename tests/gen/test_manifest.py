@@ -248,8 +248,8 @@ def test_in_place():
 
 
 def test_strides():
-    """Of ops over rows and reductions each tensor of elements, of products each tensor, of losses of logits each matrix, has fields in the one struct of its op, whose order is
-    that of both directions."""
+    """Of ops over rows and reductions each tensor of elements, of products each tensor, of losses of logits each matrix, has fields in the one
+    struct of its op, whose order is that of both directions."""
     structs = {}
     for f in FUNCTIONS.values():
         given = [a for a in f["arguments"] if a["role"] == "strides"]
