@@ -65,7 +65,8 @@ CASES = [(64, 10000.0, {}), (1, 10000.0, {}), (64, 500000.0, {"scheme": LLAMA3, 
          (64, 500000.0, {"scheme": LLAMA3, "factor": 32.0, "original": 8192.0, "low": 2.0, "high": 6.0}),
          (64, 10000.0, {"scheme": YARN, "factor": 16.0, "original": 4096.0}), (32, 1e6, {"scheme": YARN, "factor": 4.0, "original": 32768.0}),
          (5, 10000.0, {"scheme": YARN, "factor": 2.0, "original": 64.0, "low": 2.0, "high": 9.0, "magnitude": 1.25}),
-         (64, 10000.0, {"scheme": LINEAR, "factor": 4.0}), (40, 10000.0, {"scheme": NTK, "factor": 3.5}), (1, 10000.0, {"scheme": NTK, "factor": 2.0})]
+         (64, 10000.0, {"scheme": LINEAR, "factor": 4.0}), (40, 10000.0, {"scheme": NTK, "factor": 3.5}),
+         (1, 10000.0, {"scheme": NTK, "factor": 2.0})]
 
 
 @pytest.mark.parametrize("pairs, base, more", CASES, ids=str)
