@@ -36,6 +36,8 @@ class Pool:
 
     def _shaped(self, shape, dtype, how, case):
         """What depends on more than the number of elements."""
+        if how == "words":
+            return torch.randint(case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how == "labels":
             return torch.randint(case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how in ("mask", "seen"):

@@ -31,7 +31,11 @@ FORWARD = {
     "linear_cross_entropy_with_grad": lambda act, t, s, drop: _loss(t, s),
 }
 ONE_PASS = {"linear_cross_entropy_with_grad": ("x", "weight", "bias")}
-DRAW = dict.fromkeys(FORWARD, {"label": "labels", "weight": "small"})
+DRAW = dict.fromkeys(FORWARD, {"label": "words", "weight": "small", "bias": "small"})
+# Gradients of 2 bytes are rounded after each chunk of rows: of a word that is a label, terms of about 1 that may cancel.
+LIMIT = dict.fromkeys(FORWARD, lambda sizes: 0.05)
+ROWS_DIFFER = True  # a word that is a label has a gradient a thousand times as large as others'
+
 
 
 def EACH(sizes):  # noqa: N802 (of a row the numbers that are there)

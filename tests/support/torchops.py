@@ -80,6 +80,8 @@ class Case:
 
 def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
+    if word == "words":
+        return torch.randint(0, FORMS[f["form"]][1], shape, generator=rng)
     if word == "labels":
         return torch.randint(0, FORMS[f["form"]][-1], shape, generator=rng)
     if word == "seen":
