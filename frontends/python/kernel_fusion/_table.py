@@ -27,7 +27,7 @@ class Tensor:
     kind: str
     shape: tuple[str, ...]
     var: str
-    absent: float | None
+    absent: float | str | None
     place_of: str
     strides: tuple[str, ...]
     accumulated: bool
