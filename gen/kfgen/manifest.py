@@ -115,8 +115,6 @@ def axes(k):
         return None
     axis, of = k.family.axes[k.form]
     batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
-    if any(isinstance(s.absent, str) for s in k.inputs):  # rows that are counted where a call says nothing of them
-        batch = None
     return {"axis": axis, "sizes": of, "batch": batch, "shaped_by": list(k.shaped_by)}
 
 

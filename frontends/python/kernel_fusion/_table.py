@@ -27,7 +27,7 @@ class Tensor:
     kind: str
     shape: tuple[str, ...]
     var: str
-    absent: float | str | None
+    absent: float | None
     place_of: str
     strides: tuple[str, ...]
     accumulated: bool

@@ -83,12 +83,6 @@ class PairsKernel(Kernel):
         self.scalars, self.keeps = list(op.scalars), False
 
     @property
-    def shaped_by(self):
-        """A table, of all sizes but those of the rows."""
-        x = next(s for s in self.operands if s.kind in PAIRED)
-        return [self.angles[0].name, x.name] if self.angles and not self.second_source else []
-
-    @property
     def paired(self):
         """The tensors of pairs that are read: what the results' other elements are copied from comes first."""
         return [self.source, *(s for s in self.inputs if s.kind in PAIRED and s.reads != "never" and s is not self.source)]
@@ -129,8 +123,6 @@ class Pairs(Family):
     for form in ("paired", "both"):  # the same without a table by positions
         forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
         sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
-    axes = {"paired": (None, {"rows": "before", "heads": -4, "dim": -3, "pairs": -2, "positions": -1}),
-            "computed_paired": (None, {"rows": "before", "heads": -3, "dim": -2, "pairs": -1})}
     kinds = (*PAIRED, MORE, *ANGLES, "number")
     whole = (*PAIRED, MORE)
     parts = dict.fromkeys(PAIRED, 2)

@@ -56,9 +56,7 @@ def _dtype(t: Tensor, template: Tensor) -> str:
 def _given(op: Op, t: Tensor, template: Tensor, flat: bool) -> str:
     """A tensor in its shape in the manifest."""
     text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
-    if t.nullable and isinstance(t.absent, str):  # what stands for it the statements say
-        text = f"None if {t.name} is None else {text}"
-    elif t.nullable and t.absent is not None:
+    if t.nullable and t.absent is not None:
         text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
     return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") else f"{t.name} = {text}"
 
