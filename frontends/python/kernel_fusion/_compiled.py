@@ -20,7 +20,7 @@ from typing import Any
 
 from kfgen import fused, manifest, paths, source
 
-from kernel_fusion import _build, _gpu, _info, _isa, _nvrtc
+from kernel_fusion import _build, _files, _gpu, _isa, _nvrtc
 from kernel_fusion._library import Library
 from kernel_fusion._table import Op
 
@@ -80,7 +80,7 @@ class Own:
     def path(self, dtypes: Dtypes) -> pathlib.Path:
         told = [self.name, self.entry, dtypes, *self.told()]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
-        return _info.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
+        return _files.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
 
     def find(self, function: str) -> int:
         """Whether there is such a function, or can be: 0, -1."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import _info, _nvrtc, _table
+from kernel_fusion import _compressed, _files, _nvrtc, _table
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
 ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
@@ -50,10 +50,11 @@ class Gpu:
     """The library of launchers; as _library.Library, of addresses on a GPU."""
 
     def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text):
-        if not path.exists():
+        if not _compressed.exists(path):
             raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
                               "KF_WHEEL_CUDA=0; install it again where they are")
-        self.text, self.path, self.dll, self.now, self.lock = text, path, ctypes.CDLL(str(path)), Thread(), threading.Lock()
+        self.text, self.path, self.now, self.lock = text, _compressed.find(path), Thread(), threading.Lock()
+        self.dll = ctypes.CDLL(str(self.path))
         self.dll.kfp_run_on.argtypes = ARGUMENTS
         self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
@@ -140,7 +141,7 @@ class Gpu:
     @staticmethod
     def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
         told = repr((function, kernel, architecture, _nvrtc.which(), _table.generator()))
-        return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
+        return _files.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
 
     def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
         if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
@@ -164,14 +165,9 @@ def _read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
 
 
 def _write(path: pathlib.Path, found: tuple[bytes, bytes]) -> None:
-    """In a file beside it, which then gets its name: several processes may do it at the same time. Where nothing can be kept, nothing is."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    """Where nothing can be kept, nothing is."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(found[1] + b"\n" + found[0])
-        os.replace(new, path)
-    with contextlib.suppress(OSError):
-        new.unlink()
+        _files.write(path, found[1] + b"\n" + found[0])
 
 
 _lock = threading.Lock()

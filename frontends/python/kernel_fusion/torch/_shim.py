@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernel_fusion import _counts, _gpu, _library
-from kernel_fusion._info import cache
+from kernel_fusion._files import cache
 from kernel_fusion._table import Layout, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
