@@ -173,6 +173,17 @@ def test_gradients_are_added(kf):
         close(theirs, ours, 2e-2)
 
 
+def test_out_of_memory(kf):
+    """PyTorch's own exception, from a result and from what is made contiguous; the next call works."""
+    x = torch.randn(1, 64, device="cuda")
+    rows = x.expand(2**40, 64)
+    for call in (lambda: kf.ops.layer_norm(rows), lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False),
+                 lambda: kf.ops.gelu(x[:, :1].expand(2**22, 2**22))):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="out of memory"):
+            call()
+    close(kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (64,)), 1e-5)
+
+
 def test_errors(kf):
     x = torch.randn(4, 8, device="cuda")
     with pytest.raises(ValueError, match="bias is on cpu, the others on cuda"):

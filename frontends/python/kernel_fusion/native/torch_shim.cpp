@@ -5,12 +5,10 @@
 #include "packed.h"
 #include "torch_abi.h"
 #include "torch_layout.h"
+#include "torch_memory.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
+#include <stddef.h>
 #include <stdlib.h>
-
-#include <stdexcept>
 
 enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 256, BYTES = 6 };
 enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
@@ -39,15 +37,24 @@ typedef struct {
     int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
     double scalars[32];
     int integers, given, activation;
-    bool strided;
+    bool strided, no_memory;
     kfs_layout layout;
     int32_t vars[VARS];
-    char wrong[400];
+    char wrong[1000]; // last: it is written where it is read
 } call;
 
 static bool fail(call *c, const char *what, const char *name)
 {
     snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s%s%s", c->op->name, name, *name ? " " : "", what);
+    return false;
+}
+
+// Of an allocation that failed.
+static bool fail_for_memory(call *c, const char *what)
+{
+    const char *why = c->place->gpu ? why_no_memory() : "";
+    c->no_memory = c->place->gpu && is_out_of_memory(why);
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, what, *why ? why : "out of memory");
     return false;
 }
 
@@ -157,7 +164,7 @@ static bool check_input(call *c, int i)
     p_aoti_torch_get_strides(c->in[i], &strides);
     if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided)) return true;
     c->in[i] = contiguous(c, c->in[i]);
-    return c->in[i] || fail(c, "could not be made contiguous", t->name);
+    return c->in[i] || fail_for_memory(c, t->name);
 }
 
 // The sizes, from one input or from two.
@@ -248,7 +255,7 @@ static int run_on_gpu(const call *c, int id, const given *g)
 static bool refused(call *c, int code)
 {
     const kfs_place *at = c->place;
-    if (code == KFS_NO_MEMORY) return fail(c, "there is no memory for its workspace", "");
+    if (code == KFS_NO_MEMORY) return fail_for_memory(c, "its workspace");
     if (code < 0) return fail(c, "CUDA's driver gives no stream or no context of its device", "");
     const char *reason = at->reason ? at->reason() : "";
     if (*reason) return fail(c, reason, "");
@@ -294,14 +301,14 @@ static bool execute(call *c, const value *stack)
     const int id = c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
     const int found = make_outputs(c);
-    if (found < 0) return fail(c, "there is no memory for its results", "");
+    if (found < 0) return fail_for_memory(c, "its results");
     return found == 0 || compute(c, id);
 }
 
 static void boxed(kfs_op *op, const kfs_place *place, value *stack)
 {
     call c;
-    memset(&c, 0, sizeof c);
+    memset(&c, 0, offsetof(call, wrong));
     c.op = op, c.place = place, c.device = -1;
     take_inputs(&c, stack);
     const bool done = execute(&c, stack);
@@ -316,6 +323,7 @@ static void boxed(kfs_op *op, const kfs_place *place, value *stack)
             p_aoti_torch_delete_tensor_object(c.out[i]);
         }
     }
+    if (c.no_memory) throw_out_of_memory(c.wrong);
     if (!done) throw std::runtime_error(c.wrong);
 }
 
@@ -330,18 +338,6 @@ template <> struct Fill<-1> {
 };
 static kernel kernels[2][MOST];
 static void *torch_cpu; // libtorch_cpu.so
-
-// Of libtorch: a number by the name of the function that returns it.
-static const char *look_up(void *library, const char *prefix, const char *name, int32_t *number)
-{
-    static char whole[64];
-    snprintf(whole, sizeof whole, "%s%s", prefix, name);
-    int32_t (*function)(void);
-    *(void **)&function = dlsym(library, whole);
-    if (!function) return whole;
-    *number = function();
-    return NULL;
-}
 
 static const char *implement(const char *key, int count, const kernel *made)
 {
@@ -363,6 +359,7 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
     if (!p_##name) return #name;
     FUNCTIONS(LOOK)
     *(void **)&p_delete_value = dlsym(library, "torch_delete_stable_ivalue");
+    look_up_memory(library);
     const char *missing = look_up(library, "aoti_torch_device_type_", "cpu", &cpu.type);
     for (int i = 0; i < TYPES && !missing; ++i) missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
     if (missing) return missing;

@@ -50,17 +50,21 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
                      space if s.call.workspace else None, device.index or 0, stream)
 
 
-def reason(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
-    """Of what was refused: by the shim, where there is one of the op."""
+def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+    """Of what was refused: by the shim, where there is one of the op. What the loader kept may be of a call before, which nobody asked about."""
     if s.op.own:
         return None
     why = why_not()
     if why:
         return _refusal(s, given.activation, why)
     library = _gpu.library()
-    return library.lacks(made.function) if library.find(made.function) < 0 else library.failed()
+    if library.find(made.function) < 0:
+        return library.lacks(made.function)
+    kept = library.failed()
+    return kept if str(kept)[:SAID] in str(error) else None
 
 
+SAID = 200  # of a reason, in what the shim says, which has no room for all
 LAUNCH["cuda"], REASON["cuda"] = launch, reason
 
 

@@ -19,7 +19,7 @@ from kernel_fusion._table import Layout, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = ("torch_shim.cpp", "torch_abi.h", "torch_layout.h", "packed.h")
+SOURCES = ("torch_shim.cpp", "torch_abi.h", "torch_layout.h", "torch_memory.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
