@@ -99,7 +99,8 @@ def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None
         raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
                            "KF_WHEEL_CUDA=0 for a package without them")
     texts = packed_cuda.sources([f for f in packed_cuda.functions(manifest.build(chosen)) if dtypes in (None, tuple(f[1]["dtypes"]))])
-    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, (NATIVE / "loader.cpp",), (*LINK, "-ldl", "-lpthread"))
+    own = NATIVE / "loader.cpp", NATIVE / "memory.cpp"
+    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
 
 
 def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Mapping[str, str], own: Sequence[pathlib.Path], link: Sequence[str]

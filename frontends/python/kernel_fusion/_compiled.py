@@ -141,7 +141,7 @@ class OwnOnGpu(Own):
     """The same on GPUs: launchers that a C++ compiler compiles, for which NVRTC compiles kernels. Called as a Gpu is."""
 
     def told(self) -> list[Any]:
-        return ["cuda", _build.COMPILE_CUDA, _build.LINK, _generator("packed.h", "loader.h", "loader.cpp")]
+        return ["cuda", _build.COMPILE_CUDA, _build.LINK, _generator("packed.h", "loader.h", "loader.cpp", "memory.cpp")]
 
     def open(self, path: pathlib.Path) -> Any:
         return _gpu.Gpu(path, text=self.text)
