@@ -77,8 +77,8 @@ class Array:
 
 
 class Memory:
-    """Of a device, from now on in a stream's order. freed_on: where it is freed when nobody has it, if that stream is sure to be there; None: when the
-    device has done all that it was given."""
+    """Of a device, from now on in a stream's order. freed_on: where it is freed when nobody has it, if that stream is sure to be there; None: when
+    the device has done all that it was given."""
 
     def __init__(self, device: int, stream: int, size: int, freed_on: int | None):
         self.device, self.freed_on, self.address = device, freed_on, 0
