@@ -69,23 +69,24 @@ def take(capsule: Any) -> Found:
 _alive: dict[int, tuple[Any, ...]] = {}  # what capsules that were given need, by their address
 
 
-@DELETER
 def _delete(address: int) -> None:
     _alive.pop(address, None)
 
 
-@DELETER
 def _destroyed(capsule: int) -> None:
     """Of one that nobody took."""
     if _valid(capsule, FRESH):
         _alive.pop(_address_of_dead(capsule, FRESH), None)
 
 
+DELETE, DESTROYED = DELETER(_delete), DELETER(_destroyed)
+
+
 def give(owner: Any, address: int, device: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
     """A capsule that keeps `owner`."""
     n, m = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
     code, bits = CODES[dtype]
-    made = _Managed(_Tensor(address, CUDA[0], device, len(shape), code, bits, 1, n, m, 0), None, ctypes.cast(_delete, ctypes.c_void_p))
+    made = _Managed(_Tensor(address, CUDA[0], device, len(shape), code, bits, 1, n, m, 0), None, ctypes.cast(DELETE, ctypes.c_void_p))
     at = ctypes.addressof(made)
     _alive[at] = made, n, m, owner
-    return _new(at, FRESH, _destroyed)
+    return _new(at, FRESH, DESTROYED)
