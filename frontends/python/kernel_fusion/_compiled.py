@@ -52,6 +52,11 @@ class Own:
         """Learns the names of its functions."""
         self.dtypes = {op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)}
 
+    @staticmethod
+    def compiles() -> bool:
+        """Whether what computes it is a library for sure: without a compiler NumPy may have to."""
+        return compiler() is not None
+
     @functools.cached_property
     def on_gpu(self) -> "OwnOnGpu":
         made = OwnOnGpu(self.name, self.entry, self.label)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
+from kernel_fusion.torch import _shim
 from kernel_fusion.torch._schema import Given, Schema, wanted
 
 WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64",
@@ -97,6 +98,8 @@ LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
 
 
 def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+    if s.op.own:
+        return _shim.failed.take(error)
     library = _library.of(s.op)
     return library.lacks(made.function) if library.find(made.function) < 0 else None
 
