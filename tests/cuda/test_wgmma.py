@@ -5,6 +5,7 @@ stages or do not, of every op that goes this way; and that it is this way that t
 import ctypes
 
 import checks
+import invariant
 import kflib
 import pytest
 import torch
@@ -26,12 +27,12 @@ SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 65, 8, 8), (3, 129, 40, 64),
 FEW = [(1, 1, 1000, 520), (2, 16, 520, 4104), (1, 33, 4096, 1032), (3, 64, 136, 72), (1, 5, 2104, 2056), (1, 16, 30000, 64), (1, 64, 8, 8)]
 
 
-def build():
+def build(functions=FUNCTIONS, flags=FLAGS):
     header = BUILD / "cuda/threads.h"
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
-    functions = [*FUNCTIONS, *(f for f in [PLAIN] if f not in FUNCTIONS)]
-    return kflib.build("cuda", functions, BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
+    functions = [*functions, *(f for f in [PLAIN] if f not in functions)]
+    return kflib.build("cuda", functions, BUILD / "cuda", (*flags, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,18 @@ def test_rows_alone(lib):
             assert lib.call(PLAIN, given | sizes, stream) == 0
             found[rows] = out
         assert all(torch.equal(found[64][:rows], out) for rows, out in found.items())
+
+
+@pytest.fixture(scope="module")
+def invariant_libs():
+    return [build(FUNCTIONS, (*flags, "-DKF_BATCH_INVARIANT")) for flags in (FLAGS, ("-O3", "-arch=sm_90"))]
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
+def test_batch_invariant(invariant_libs, f):
+    """By wgmma, by mma.sync, and by way of registers."""
+    memory = checks.CudaMemory()
+    ways = [(what, invariant_libs[portable], memory, shift, lambda: None)
+            for what, portable, shift in (("by wgmma", 0, 0), ("by mma.sync", 1, 0), ("from any address", 1, 1))]
+    for cols, depth in ((24, 1032), (520, 2312)):
+        invariant.check(f, ways, cols, depth)

@@ -2,6 +2,7 @@
 """Products by wgmma (kf/core/gemm_hopper.cuh), run by the emulation: under seams written by hand, in every layout, and as launchers choose
 them where a test says that the device has such instructions; and faults in them that must be noticed."""
 
+import functools
 import os
 import subprocess
 
@@ -9,7 +10,9 @@ import cases
 import checks
 import emulator
 import faults
+import invariant
 import pytest
+import selection
 import toolkit
 from conftest import BUILD
 from wgmma import FUNCTIONS
@@ -97,7 +100,7 @@ def passes(include, work, variant="plain", mode="rings", seed=1):
     program = work / variant
     if not program.exists():
         folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-        flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", *(f"-I{d}" for d in folders)
+        flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
         sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
         subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
     environment = os.environ | {"ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"}
@@ -162,3 +165,20 @@ def test_launchers(lib, f):
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
         emu.set(hopper=0)
+
+
+# One of each kind; at level 2 all.
+INVARIANT = cases.by_level(selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS), FUNCTIONS)
+
+
+@pytest.mark.parametrize("f", INVARIANT, ids=lambda f: f["name"])
+def test_batch_invariant(lib, f):
+    """As with KF_BATCH_INVARIANT: by wgmma, by mma.sync, and by way of registers."""
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    emu.set(gemm_sms=2, gemm_class=0)
+    try:
+        invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper))
+                            for what, shift, hopper in (("by wgmma", 0, 1), ("by mma.sync", 0, 0), ("from any address", 1, 0))])
+    finally:
+        emu.set(hopper=0, gemm_sms=1, gemm_class=64)

@@ -58,7 +58,7 @@ KF_FN KFI_SMALL kfi_gemm_sizes kfi_back_sizes(const kf_i64 *sizes, int size, boo
     s.rows = weight ? (across ? depth : cols) : turned ? depth : rows;
     s.cols = weight ? (across ? cols : depth) : turned ? rows : depth;
     s.depth = weight ? rows : cols;
-    s.grows = weight || turned;
+    s.grows = weight || (turned && KFI_GEMM_CLASS > 0); // turned, its columns are the rows
     return s;
 }
 // left: whether it is left in the workspace although no blocks share its depth.

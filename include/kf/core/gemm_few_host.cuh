@@ -22,7 +22,8 @@ KF_FN KFI_SMALL int kfi_few_left_bytes(const kfi_gemm_sizes &s, int layout)
     return (layout & KFI_A_TRANSPOSED ? 64 : (int)s.rows) * KFI_RING_DEPTH * 2;
 }
 
-// How many blocks share a depth (1 << share_bits): as many as nearly fill the device, if there are not so many columns. Not of the number of rows.
+// How many blocks share a depth (1 << share_bits): as many as nearly fill the device, if there are not so many columns. Not of the number of rows; with
+// KF_BATCH_INVARIANT one, as of more rows.
 // blocks: that an SM has at a time, three where there are several turns. early: the launch may begin while the kernel before it ends; where SMs
 // have two or three blocks at a time it would be unevenly many, and only weights that are read at once make up for that. Of a turn that
 // is not nearly full, though, the next kernel's blocks have room beside it, if their rings are shorter.
@@ -34,7 +35,8 @@ KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
 {
     const kf_i64 tiles = s.matrices * kfi_ceil(s.cols, 64 / s.products);
     kfi_few_choice found = {0, 1, true};
-    while (found.share_bits < 2 && (tiles << found.share_bits) * 10 < KFI_GEMM_SMS * 9 && s.depth >= 1024 << found.share_bits) ++found.share_bits;
+    const int most = KFI_GEMM_CLASS > 0 ? 2 : 0;
+    while (found.share_bits < most && (tiles << found.share_bits) * 10 < KFI_GEMM_SMS * 9 && s.depth >= 1024 << found.share_bits) ++found.share_bits;
     const kf_i64 count = tiles << found.share_bits, room = found.share_bits == 2 ? KFI_GEMM_SMS * 10 / 11 : KFI_GEMM_SMS; // clusters of 4 leave some out
     while (found.blocks < KFI_FEW_BLOCKS && count > room * found.blocks) ++found.blocks;
     const bool several = count > room * found.blocks, loose = kfi_few_wide(s) == 16 && count * 4 < KFI_GEMM_SMS * found.blocks * 3;

@@ -77,10 +77,11 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 // Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
 KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
 
-// Floats, whatever the number of rows beyond 64 and of columns. Of a shorter depth than a stage too: zeros are added.
+// Floats, whatever the number of rows beyond 64 and of columns, and all with KF_BATCH_INVARIANT: other kernels' floats have other last bits. Of
+// a shorter depth than a stage too: zeros are added.
 KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s, int layout)
 {
-    return s.bytes == 4 && s.whole && s.products == 1 && layout == 0 && s.rows > 64 && s.depth > 0;
+    return s.bytes == 4 && s.whole && s.products == 1 && layout == 0 && s.rows > KFI_GEMM_CLASS && s.depth > 0;
 }
 
 // A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
@@ -127,13 +128,12 @@ KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, 
     }
     return mapped;
 }
-// As many splits as kfi_gemm_pick has, or fewer: so many partial sums there is room for.
+// Splits as kfi_gemm_pick has them.
 KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
 {
+    static_assert(KFI_GEMM_SLICE % KFI_RING_DEPTH == 0, "kf: a split has whole stages");
     kfi_gemm_choice choice = {KFI_TILE_TURNS, KFI_WHOLE, 1, s.depth};
     kfi_gemm_split(&choice, s);
-    choice.slice = kfi_ceil(choice.slice, KFI_RING_DEPTH) * KFI_RING_DEPTH;
-    choice.splits = kfi_ceil(s.depth, choice.slice);
     return choice;
 }
 // The launch, of a g that was filled in for the choice.
@@ -141,7 +141,7 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const vo
                                                   kf_i64 matrices, void **args, cudaStream_t stream, int tile = KFI_TILE_TURNS)
 {
     maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
-    const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
+    const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
     return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
                       (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
 }
