@@ -82,16 +82,16 @@ template <int type, int layout, int products> static bool run_few(const by_wgmma
     return true;
 }
 
-static bool run_halves(const by_wgmma &c, kf_result_t *result)
+template <int layout, int products> static bool run_halves(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     kfi_gemm_side a = c.a, b = c.b;
     kf_i64 a_matrix = c.a_matrices[0], b_matrix = c.b_matrices[0];
     void *args[] = {&a, &b, &a_matrix, &b_matrix, c.e, c.g, &maps};
     const kfi_name name = {"product", ""};
-    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, 0, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
-    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices);
-    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<0>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
+    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
+    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
                          kfi_halves_shared());
     return true;
 }
@@ -118,9 +118,9 @@ template <int type, int tile, int layout, int products, int how> static bool run
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(odd);
     }
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
+    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW && tile != KFI_TILE_HALVES) {
+    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -145,7 +145,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
     } else if constexpr (tile == KFI_TILE_FEW) {
         if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
     } else if constexpr (tile == KFI_TILE_HALVES) {
-        if (!run_halves(call, &result)) return false;
+        if (!run_halves<layout, products>(call, choice.splits, &result)) return false;
     } else {
         const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
@@ -224,7 +224,8 @@ static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(
                                                run<KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE>, run<KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE>};
 
 // Floats by wgmma.
-static bool (*const HALVES[])(const problem &) = {run<KFI_OF_F32, KFI_TILE_HALVES, 0, 1, KFI_WHOLE>};
+static bool (*const HALVES[])(const problem &) = {ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
+                                                  ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
 
 // Choices are right whatever they are; these are what they should be.
 static bool picks()

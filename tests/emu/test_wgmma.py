@@ -92,7 +92,7 @@ SEEDED_HALVES = {
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
     "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
 }
-ROUNDS = {"rings": "12", "few": "48", "halves": "12"}
+ROUNDS = {"rings": "12", "few": "48", "halves": "16"}
 
 
 def passes(include, work, variant="plain", mode="rings", seed=1):
