@@ -5,6 +5,7 @@ and in a second build those of numeric.CPU."""
 import checks
 import numeric
 import pytest
+import selection
 from conftest import BUILD
 
 
@@ -20,7 +21,7 @@ def memory():
 
 @numeric.each_on_cpu(numeric.GATE)
 def test_numbers(lib, memory, f):
-    numeric.numbers(lib, memory, f, shared=True)
+    numeric.numbers(lib, memory, f, shared=selection.on_all_shapes())
 
 
 @numeric.each_on_cpu(numeric.GATE_SKIPPED)

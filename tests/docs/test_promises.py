@@ -81,7 +81,8 @@ def test_the_ledger(tmp_path, monkeypatch):
     run = {"files": files[1:], "tests": [["a.py::b", "all", 1, 0, 0]], "families": {family: {"content": ledger.digest(family)}}}
     rest = run | {"files": files[:1]}
     assert promises.is_whole([run, rest]) == [family] and promises.is_whole([run]) == []
-    assert promises.is_whole([run, rest | {"tests": [["a.py::c", "all", 1, 1, 0]]}]) == []
+    for test, of, found in (("cpu", "all", []), ("cpu", family, []), ("build", "all", [family]), ("emu", others[0], [family])):
+        assert promises.is_whole([run, rest | {"tests": [[f"{test}/a.py::c", of, 1, 1, 0]]}]) == found
     assert promises.is_whole([run, rest | {"families": {family: {"content": "of other sources"}}}]) == []
 
 

@@ -5,6 +5,8 @@ channels alone; and those that have no bands."""
 import cases
 import checks
 import emulator
+import kflib
+import numpy as np
 import pytest
 import toolkit
 import user_ops
@@ -57,3 +59,21 @@ ref = "{expr}"
 {more}
 """, tmp_path)
         assert functions and not any("BAND" in kernel for f in functions for kernel in f["stages"][0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_a_value_far_from_the_others(dtype, tmp_path):
+    """Wherever it stands, first of what a thread has too: the others' squares must not be of their distance from it."""
+    functions = [f for f in kflib.manifest()["functions"] if f["name"] == f"kf_batch_norm_train_{dtype}"]
+    lib = emulator.build(functions, tmp_path / "lib")
+    memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[:1])
+    for sizes in ((600, 16, 1), (75, 9, 9), (1, 3, 2400), (2, 3, 800)):
+        for at in range(4):
+            call = checks.Layout(lib, functions[0], sizes)
+            x = np.ones(sizes, np.float32 if dtype == "f32" else np.float64)
+            x[0, :, min(at, sizes[2] - 1)] = x[at % sizes[0], :, 0] = 1e4
+            call.put("x", x)
+            memory.spans = call.spans()
+            result, back = memory.run(call.image, lambda base, call=call: lib.call(functions[0], call.given(base)))
+            assert result == 0
+            call.check(call.outputs(back))

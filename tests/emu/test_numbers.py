@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py, in orders of blocks and
-threads whose results must be the same to the bit (emulator.RUNS): from level 2 on all of them in three orders, at level 1 the gate's in
-two, of which one has several vectors a thread."""
+threads whose results must be the same to the bit (emulator.RUNS): from level 2 on all of them, on shapes as selection.on_all_emulated_shapes
+says, in three orders, at level 1 the gate's in two, of which one has several vectors a thread."""
 
 import cases
 import checks
@@ -38,9 +38,10 @@ def memory(emu):
 
 @numeric.each(numeric.ON_CUDA, "name")
 def test_numbers(lib, emu, memory, f):
-    whole = f["name"] in selection.on_all_shapes() and (f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f))  # long rows take long
+    all_shapes = selection.on_all_emulated_shapes()
+    whole = f["name"] in all_shapes and (f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f))  # long rows take long
     emu.forget()
-    numeric.numbers(lib, memory, f, whole=whole, shared=True)
+    numeric.numbers(lib, memory, f, whole=whole, shared=all_shapes)
     if cases.LEVEL == 1 and whole and emu.missing():  # those of one vector a thread, which level 1's orders have of few shapes
         numeric.numbers(lib, emulator.Memory(emu, emulator.RUNS[:1]), f, whole=whole)
     others = getattr(cases.own(f), "KERNELS_OF_OTHERS", False)

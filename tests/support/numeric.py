@@ -72,18 +72,18 @@ def of_results(f):
     return [(checks.result_of(f),), checks.instead_of(f)] if checks.result_of(f) else [()]
 
 
-def share(f, found):
+def share(f, found, all_shapes):
     """Of what a function is run on, for one that need not have all: the first shape on all values, and every third of the others."""
-    if f["name"] in selection.on_all_shapes():
+    if f["name"] in all_shapes:
         return found
     first = len(cases.VALUES)
     return found[:first] + found[first + sum(map(ord, f["name"])) % 3::3]
 
 
-def numbers(lib, memory, f, whole=None, shared=False):
-    """shared: as one of the gate's, which have the shapes among them (share)."""
+def numbers(lib, memory, f, whole=None, shared=None):
+    """shared: as one of the gate's, which have the shapes among them (share): the names of those that have all."""
     found = cases.runs(f, lib.backend == "cuda", whole)
-    for sizes, values, shift in share(f, found) if shared else found:
+    for sizes, values, shift in found if shared is None else share(f, found, shared):
         for drop in of_results(f):
             checks.run(lib, memory, f, sizes, values, shift=shift, drop=drop)
     absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")

@@ -86,6 +86,25 @@ def on_all_shapes():
     return frozenset(f["name"] for f in cover(lambda f: [(schedule(f), f["dtypes"][0].replace("bf16", "f16"))], gate()))
 
 
+@functools.cache
+def on_all_emulated_shapes():
+    """The same in the emulation, which takes a hundred times as long as C: from level 2 on of each op, direction and dtype of elements one with
+    an activation and one without, of each activation in its family one; what the others have of their own is a word in the same loops,
+    which they run on a third of the shapes."""
+    if cases.LEVEL == 1 or cases.LEVEL > 2:
+        return on_all_shapes()
+    def of(f):
+        return [(schedule(f), *f["dtypes"]), (f["op"], f["bwd"], f["state"], dtype_of(f), f["activation"] == "none"),
+                (f["family"], f["bwd"], f["activation"])]
+
+    return frozenset(f["name"] for f in cover(of, gate()))
+
+
+def dtype_of(f):
+    """Of a function's elements, f16's being bf16's with another conversion; of casts all."""
+    return tuple(f["dtypes"]) if f["op"] == "cast" else f["dtypes"][0].replace("bf16", "f16")
+
+
 def of_schedules(dtypes=None):
     """Of the gate one function of each schedule and its dtypes; dtypes: for each of these first ones alone."""
     found = [f for f in gate() if dtypes is None or f["dtypes"][0] in dtypes]
