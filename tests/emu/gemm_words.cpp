@@ -71,13 +71,13 @@ template <int type, int layout, int products> static bool run_few(const by_wgmma
     void *args[] = {c.e, c.g, &maps};
     const kfi_name name = {"product", ""};
     const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
-    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, c.sizes.rows, 64)) return false;
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, kfi_few_lines(c.sizes), 64)) return false;
     while (share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (share_bits + 1)) --share_bits;
     maps.share_bits = share_bits;
     maps.stages = stages;
     maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
     const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
-    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->col_tiles * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
+    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
                          nullptr, false, kfi_few_shared(wide, layout, stages), 1u << share_bits);
     return true;
 }
@@ -324,7 +324,7 @@ int main(int count, char **words)
             p.depth = 1 + below(800);
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (word == 'f') p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
+        if (word == 'f') p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
         if (!run_kernel[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {

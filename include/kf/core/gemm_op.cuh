@@ -137,7 +137,7 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
     const void *const kernel = few ? behind[s.rows > 16] : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
     if (!kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
-    const int rows = few ? (int)s.rows : kfi_tile_rows(tile);
+    const int rows = few ? kfi_few_lines(s) : kfi_tile_rows(tile);
     const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
     if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
     *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream)
