@@ -282,6 +282,23 @@ static bool picks_few()
     return true;
 }
 
+// Of more rows than 64 their tiles are for grids that are small, whatever the other one's are.
+static bool picks_small()
+{
+    const struct {
+        kf_i64 rows, cols, depth, matrices;
+        bool few;
+    } rows[] = {{512, 512, 512, 1, true},     {1000, 1032, 520, 1, true},  {65, 4096, 4096, 1, true},    {4096, 4096, 4096, 1, false},
+                {8192, 3072, 768, 1, false}, {2048, 2048, 2048, 1, false}, {128, 128, 64, 64, true},    {300, 8, 8, 1, true}};
+    for (const auto &r : rows) {
+        const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
+        if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0)) continue;
+        std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n", r.matrices, r.rows, r.cols, r.depth);
+        return false;
+    }
+    return true;
+}
+
 // The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes element 0 of whatever `c ? A : B` has chosen, where A
 // has one element.
 typedef bool (*tested)(const problem &);
@@ -305,7 +322,7 @@ int main(int count, char **words)
     if (kernels == 0) return 2;
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
-    if (!picks() || !picks_few()) return 1;
+    if (!picks() || !picks_few() || !picks_small()) return 1;
     for (int i = 0; i < cases; ++i) {
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;

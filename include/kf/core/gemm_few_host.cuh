@@ -21,8 +21,8 @@
 KF_FN KFI_SMALL bool kfi_few_is_faster(const kfi_gemm_sizes &s)
 {
     const kf_i64 large = kfi_ceil(kfi_gemm_tiles(s, KFI_TILE_TURNS), KFI_GEMM_SMS), small = kfi_ceil(kfi_gemm_tiles(s, KFI_TILE_FEW), KFI_GEMM_SMS);
-    return small <= KFI_FEW_BLOCKS && small * (64 * 64 * s.depth / KFI_FEW_RATE + KFI_FEW_BESIDES) <
-                                          large * (128 * 128 * s.depth / KFI_TURNS_RATE + KFI_TURNS_BESIDES);
+    return small <= KFI_FEW_BLOCKS && small * (64 * 64 * s.depth / KFI_FEW_RATE) + KFI_FEW_BESIDES <
+                                          large * (128 * 128 * s.depth / KFI_TURNS_RATE) + KFI_TURNS_BESIDES;
 }
 
 // Of one way to lay the right factor two products have half the columns of a box each, which must be lines along the depth.
