@@ -79,5 +79,5 @@ def test_batch_invariant(invariant_libs, f):
     memory = checks.CudaMemory()
     ways = [(what, invariant_libs[portable], memory, shift, lambda: None)
             for what, portable, shift in (("by wgmma", 0, 0), ("by mma.sync", 1, 0), ("from any address", 1, 1))]
-    for cols, depth in ((24, 1032), (520, 2312)):
-        invariant.check(f, ways, cols, depth)
+    for cols, depth, rows in ((24, 1032, invariant.ROWS), (1032, 520, (2100, 1000, 65, 64, 5))):  # all of sm_90a's tiles
+        invariant.check(f, ways, cols, depth, rows)

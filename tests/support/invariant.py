@@ -35,7 +35,7 @@ def results(lib, memory, f, whole, rows, shift):
     return call.outputs(back)
 
 
-def check(f, ways, cols=24, depth=1032):
+def check(f, ways, cols=24, depth=1032, several=ROWS):
     """cols, depth: of the product that makes rows of a forward, or of a gradient.
     ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first)]. Rows have the same bits in all of them; of
     floats in each."""
@@ -43,12 +43,12 @@ def check(f, ways, cols=24, depth=1032):
     for what, lib, memory, shift, before in ways:
         before()
         first = {} if f["dtypes"][0] == "f32" else first
-        whole = checks.Layout(lib, f, (1, ROWS[0], *((depth, cols) if f["bwd"] else (cols, depth))))
-        for rows in ROWS:
+        whole = checks.Layout(lib, f, (1, several[0], *((depth, cols) if f["bwd"] else (cols, depth))))
+        for rows in several:
             for name, got in results(lib, memory, f, whole, rows, shift).items():
                 argument = whole.tensors[name]
-                if whole.data[name].shape == got.shape and rows != ROWS[0]:
+                if whole.data[name].shape == got.shape and rows != several[0]:
                     continue  # a sum over rows
                 want = cut(first.setdefault(name, got), got.shape)
                 if not same(want, got, argument["dtype"]):
-                    raise checks.Failure(f"{f['name']}: {name} of {rows} rows {what}: other bits than of {ROWS[0]}")
+                    raise checks.Failure(f"{f['name']}: {name} of {rows} rows {what}: other bits than of {several[0]}")
