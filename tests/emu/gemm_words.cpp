@@ -288,8 +288,9 @@ static bool picks_small()
     const struct {
         kf_i64 rows, cols, depth, matrices;
         bool few;
-    } rows[] = {{512, 512, 512, 1, true},     {1000, 1032, 520, 1, true},  {65, 4096, 4096, 1, true},    {4096, 4096, 4096, 1, false},
-                {8192, 3072, 768, 1, false}, {2048, 2048, 2048, 1, false}, {128, 128, 64, 64, true},    {300, 8, 8, 1, true}};
+    } rows[] = {{512, 512, 512, 1, true},    {1000, 1032, 520, 1, false}, {65, 4096, 4096, 1, true},   {4096, 4096, 4096, 1, false},
+                {1024, 1024, 1024, 1, true}, {1024, 1024, 512, 1, false}, {128, 1024, 4096, 1, true}, {2048, 2048, 2048, 1, false},
+                {128, 128, 64, 33, true},    {300, 8, 8, 1, true}};
     for (const auto &r : rows) {
         const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
         if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0)) continue;

@@ -12,10 +12,9 @@ import emulator
 import faults
 import invariant
 import pytest
-import selection
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS
+from wgmma import FUNCTIONS, INVARIANT
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/gemm_hopper.cuh"
@@ -165,18 +164,14 @@ def test_launchers(lib, f):
         emu.set(hopper=0, gemm_sms=1)
 
 
-# One of each kind; at level 2 all.
-INVARIANT = cases.by_level(selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS), FUNCTIONS)
-
-
 @pytest.mark.parametrize("f", INVARIANT, ids=lambda f: f["name"])
 def test_batch_invariant(lib, f):
     """As with KF_BATCH_INVARIANT: by wgmma, by mma.sync, and by way of registers."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
-    emu.set(gemm_sms=2, gemm_class=0)
+    emu.set(gemm_class=0)
+    ways = ("by wgmma", 0, 1, 2), ("by wgmma, larger tiles", 0, 1, 1), ("by mma.sync", 0, 0, 2), ("from any address", 1, 0, 2)
     try:
-        invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper))
-                            for what, shift, hopper in (("by wgmma", 0, 1), ("by mma.sync", 0, 0), ("from any address", 1, 0))])
+        invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms)) for what, shift, hopper, sms in ways])
     finally:
         emu.set(hopper=0, gemm_sms=1, gemm_class=64)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which functions' products go by wgmma where the device's code has it."""
 
+import cases
 import kflib
 import selection
 
@@ -20,3 +21,5 @@ def functions():
 
 
 FUNCTIONS = functions()
+# Whose rows' bits are compared: one of each kind; at level 2 all.
+INVARIANT = cases.by_level(selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS), FUNCTIONS)

@@ -7,22 +7,18 @@
 #include "kf/core/gemm_hopper_host.cuh"
 
 #ifdef KFI_HOST_PASS
-#ifndef KFI_FEW_RATE
-#define KFI_FEW_RATE 1000 // products a clock and SM
-#define KFI_FEW_BESIDES 1500
-#define KFI_TURNS_RATE 1500
-#define KFI_TURNS_BESIDES 4500
+#ifndef KFI_FEW_DEPTH
+#define KFI_FEW_DEPTH 1024 // from which on an SM may as well have two tiles of 64 x 64
 #endif
 #ifndef KFI_FEW_STAGES
 #define KFI_FEW_STAGES 24 // of a block, at most
 #endif
 
-// Of more than 64 rows: in clocks of an SM, what it multiplies at the rate of each tile, and what a tile costs besides. Its bits are those of kfi_gemm_by_wgmma.
-KF_FN KFI_SMALL bool kfi_few_is_faster(const kfi_gemm_sizes &s)
+// Of more than 64 rows, in a grid of which tiles of 128 x 128 would leave most SMs without one. Its bits are those of kfi_gemm_by_wgmma.
+KF_FN bool kfi_few_is_faster(const kfi_gemm_sizes &s)
 {
-    const kf_i64 large = kfi_ceil(kfi_gemm_tiles(s, KFI_TILE_TURNS), KFI_GEMM_SMS), small = kfi_ceil(kfi_gemm_tiles(s, KFI_TILE_FEW), KFI_GEMM_SMS);
-    return small <= KFI_FEW_BLOCKS && small * (64 * 64 * s.depth / KFI_FEW_RATE) + KFI_FEW_BESIDES <
-                                          large * (128 * 128 * s.depth / KFI_TURNS_RATE) + KFI_TURNS_BESIDES;
+    const kf_i64 tiles = kfi_gemm_tiles(s, KFI_TILE_FEW);
+    return tiles <= KFI_GEMM_SMS || (tiles <= 2 * KFI_GEMM_SMS && s.depth >= KFI_FEW_DEPTH);
 }
 
 // Of one way to lay the right factor two products have half the columns of a box each, which must be lines along the depth.
