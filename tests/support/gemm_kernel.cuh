@@ -106,15 +106,14 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
         }
 #pragma unroll 1
         for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
-            float put[KFI_RING_OWN];
-            kfi_ring_put<tile, products>(put, sums, ring, slab);
-#pragma unroll
+            kfi_ring_put<tile, products>(sums, ring, slab);
+#pragma unroll 1
             for (int vector = 0; vector < kfi_ring_vectors<products>(); ++vector) {
                 kfi_gemm_cell cell;
                 if (!kfi_ring_find<tile, products>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float acc[products][8];
 #pragma unroll
-                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], put, ring, cell, vector, p);
+                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], ring, cell, p);
                 finish<type, products>(acc, cell, at.matrix, e);
             }
             __syncwarp();
