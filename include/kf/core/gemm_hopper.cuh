@@ -73,7 +73,7 @@ template <int tile, int products> KFI_DEVICE int kfi_ring_count(unsigned unit, c
     return unit < maps.units ? kfi_ring_each(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms : 0;
 }
 
-// All threads come here, before kfi_begin.
+// All threads come here.
 template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin()
 {
     kfi_ring r;

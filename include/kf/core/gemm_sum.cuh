@@ -194,8 +194,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     constexpr int tile = KFI_TILE_TURNS;
-    kfi_ring ring = kfi_ring_begin<tile>();
     kfi_begin();
+    kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, 1>(&ring, g, maps);
     kfi_ring_consume<tile, 1>(&ring, g, maps);
     kfi_gemm_at at;
@@ -226,8 +226,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 template <int layout> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    kfi_halves own = kfi_halves_begin();
     kfi_begin();
+    kfi_halves own = kfi_halves_begin();
     if (own.group == 3) return kfi_halves_load<layout, 1>(&own, g, maps);
     if (own.group == 2) return kfi_halves_split<layout, 1>(&own, g, maps);
     kfi_more_registers<208>();

@@ -57,7 +57,7 @@ KFI_DEVICE int kfi_halves_each(const kfi_gemm_at &at)
     return (at.end - at.begin + KFI_HALVES_DEPTH - 1) / KFI_HALVES_DEPTH;
 } // stages of a term
 
-// All threads come here, before kfi_begin.
+// All threads come here.
 KFI_DEVICE kfi_halves kfi_halves_begin()
 {
     kfi_halves h;

@@ -137,7 +137,7 @@ KFI_DEVICE void kfi_fetch_wait()
 extern "C" __device__ int __nvvm_reflect(const char *);
 #endif
 
-// The first words of every kernel, but for what is of a block alone. It may have been launched early (kfi_overlaps), and waits here until what was launched
+// The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here until what was launched
 // before it has finished and is seen; the next one may be launched early from here on.
 KFI_DEVICE void kfi_begin()
 {
