@@ -7,9 +7,7 @@
 #include "kf/core/gemm_hopper_host.cuh"
 
 #ifdef KFI_HOST_PASS
-#ifndef KFI_FEW_DEPTH
 #define KFI_FEW_DEPTH 1024 // from which on an SM may as well have two tiles of 64 x 64
-#endif
 #ifndef KFI_FEW_STAGES
 #define KFI_FEW_STAGES 24 // of a block, at most
 #endif

@@ -209,27 +209,19 @@ template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(floa
 
 // ---- what a kernel's own code is given: 16 rows and KFI_RING_SLAB columns of a warp, of all products together
 
-// What a column's number changes by: halves of 8 of them change places, so that 16 bytes of a quarter of the lanes, which are every second ones,
-// are in all banks.
-#ifndef KFI_RING_SWAP
-#define KFI_RING_SWAP 4
-#endif
-KFI_DEVICE constexpr int kfi_ring_swap(int row, int col) { return (row + col / 32) % 2 * KFI_RING_SWAP; }
 // All lanes come here, and may read afterwards; before the next ones, they __syncwarp.
 template <int tile, int products> KFI_DEVICE void kfi_ring_put(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, int number)
 {
     constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products; // columns of a product
-    const int row = (int)threadIdx.x % 32 / 4, own = ((int)threadIdx.x % 4 * 2) ^ kfi_ring_swap(row, 0);
-    float *const to = r.slab + row * KFI_RING_PITCH;
+    float *const to = r.slab + threadIdx.x % 32 / 4 * KFI_RING_PITCH + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kfi_ring_slabs(tile); ++n) {
         if (n != number) continue;
 #pragma unroll
         for (int c = 0; c < KFI_RING_SLAB; c += 8) {
             const int col = c / wide * (kfi_tile_cols(tile) / products) + n % across * wide + c % wide; // of the tile
-            float *const place = to + c + (own ^ kfi_ring_swap(0, c));
-            kfi_copy<8>(place, sums[n / across] + col / 2);
-            kfi_copy<8>(place + 8 * KFI_RING_PITCH, sums[n / across] + col / 2 + 2);
+            kfi_copy<8>(to + c, sums[n / across] + col / 2);
+            kfi_copy<8>(to + c + 8 * KFI_RING_PITCH, sums[n / across] + col / 2 + 2);
         }
     }
     __syncwarp();
@@ -246,14 +238,12 @@ KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const k
     cell->col = at.col + number % across * wide + col;
     cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
     cell->whole = g.wide && cell->left >= 8;
-    cell->at = row * KFI_RING_PITCH + col + kfi_ring_swap(row, col);
+    cell->at = row * KFI_RING_PITCH + col;
     return cell->left > 0;
 }
 template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
 {
-    const int at = (cell.at + product * (KFI_RING_SLAB / products)) ^ kfi_ring_swap(0, product * (KFI_RING_SLAB / products));
-    kfi_copy<16>(values, r.slab + at);
-    kfi_copy<16>(values + 4, r.slab + (at ^ 4));
+    kfi_copy<32>(values, r.slab + cell.at + product * (KFI_RING_SLAB / products));
 }
 // Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
 template <int tile, int products>
