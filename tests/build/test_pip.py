@@ -107,26 +107,27 @@ def test_wheel(tmp_path, source):
 
 
 @pytest.mark.level(2)
-def test_whole_wheel(tmp_path):
+def test_whole_wheel(tmp_path, monkeypatch):
     """All ops for three instruction sets, by whatever compilers there are: its size, which bench/NOTES.md explains."""
     found, files, _ = wheel(tmp_path, ways.copy(tmp_path / "checkout"), KF_WHEEL_ISA="v2,v3,v4", KF_WHEEL_JOBS=os.cpu_count())
     assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
     cuda = {"kernel_fusion/lib/libkf_cuda.so"} if toolkit.include() else set()  # which needs CUDA's headers, and no nvcc
-    assert {n for n in files if n.endswith(".so")} == cuda | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
+    assert {n for n in files if "/lib/" in n} == {f"{n}.xz" for n in cuda | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}}
     assert found.stat().st_size < 8e6, files
     with zipfile.ZipFile(found) as z:
-        z.extractall(tmp_path / "libraries", [n for n in files if n.endswith(".so")])
+        z.extractall(tmp_path / "libraries", [n for n in files if "/lib/" in n])
+    monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path / "cache"))
     every_function(tmp_path / "libraries/kernel_fusion/lib")
 
 
 def every_function(folder):
     """Of each library that this processor runs, against the float64 oracle: every instruction set has roundings of its own."""
     kfpython.use()
-    from kernel_fusion import _isa, _library
+    from kernel_fusion import _compressed, _isa, _library
 
     memory = checks.CpuMemory()
     for isa in _isa.runnable():
-        library = kfpython.Packed(_library.Library(folder / f"libkf_cpu_{isa}.so"))
+        library = kfpython.Packed(_library.Library(_compressed.find(folder / f"libkf_cpu_{isa}.so")))
         there = [f for f in kflib.manifest()["functions"] if not f["state"] and library.has(f)]
         assert len(there) == library.library.count > 1500
         for f in there:

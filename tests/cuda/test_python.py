@@ -5,6 +5,7 @@ graph draws anew, streams and threads, torch.compile; what a second process find
 import threading
 
 import kfpython
+import numpy as np
 import pytest
 import pytorch
 
@@ -171,6 +172,69 @@ def test_gradients_are_added(kf):
         found.append((to[:, :96].cpu(), given[0].grad.cpu()))
     for ours, theirs in zip(*found):
         close(theirs, ours, 2e-2)
+
+
+def lying_on(cupy, x):
+    """{kind: the same values}: CuPy's array; what has the CUDA array interface alone; what has DLPack alone."""
+    own = cupy.asarray(x)
+
+    class Interface:
+        __cuda_array_interface__ = property(lambda self: own.__cuda_array_interface__)
+
+    class Capsule:
+        def __dlpack_device__(self):
+            return own.__dlpack_device__()
+
+        def __dlpack__(self, *, stream):
+            return own.__dlpack__(stream=stream)
+
+    return {"CuPy": own, "interface": Interface(), "DLPack": Capsule()}
+
+
+@pytest.mark.parametrize("kind", ["CuPy", "interface", "DLPack"])
+def test_other_arrays(kf, kind):
+    """CuPy's arrays, and those of the CUDA array interface or DLPack: as NumPy's, on their stream; CuPy reads what kf makes."""
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(1)
+    x, w, label = rng.normal(size=(64, 1000)).astype(np.float32), rng.normal(size=1000).astype(np.float32), rng.integers(0, 1000, 64)
+    calls = [("bias_gelu", (x, w), {}), ("layer_norm_relu", (x, w, w), {}), ("sum", (x,), {"dim": 0}), ("cross_entropy", (x, label), {}),
+             ("batch_norm_train", (x,), {}), ("gelu_dropout", (x,), {"p": 0.5, "rng": (3, 4)}), ("relu", (x.astype(np.float16),), {})]
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+        with stream:
+            for name, arrays, more in calls:
+                want = getattr(kf.ops, name)(*arrays, **more)
+                got = getattr(kf.ops, name)(*(lying_on(cupy, a)[kind] for a in arrays), **more)
+                for g, w in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+                    assert isinstance(g, cupy.ndarray) == (kind == "CuPy")
+                    for read in (cupy.asarray, cupy.from_dlpack):
+                        np.testing.assert_allclose(cupy.asnumpy(read(g)), w, 2e-5, 2e-5, err_msg=name)
+            del got, g
+    theirs = torch.from_dlpack(kf.ops.relu(lying_on(cupy, x)[kind]))
+    assert theirs.is_cuda and torch.equal(theirs.cpu(), torch.from_numpy(x).relu())
+
+
+def test_bfloat16_by_dlpack(kf):
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+
+    class Capsule:
+        def __dlpack_device__(self):
+            return x.__dlpack_device__()
+
+        def __dlpack__(self, *, stream):
+            return x.__dlpack__(stream=stream)
+
+    assert torch.equal(torch.from_dlpack(kf.ops.gelu(Capsule())), kf.ops.gelu(x))
+
+
+def test_out_of_memory(kf):
+    """PyTorch's own exception, from a result and from what is made contiguous; the next call works."""
+    x = torch.randn(1, 64, device="cuda")
+    rows = x.expand(2**40, 64)
+    for call in (lambda: kf.ops.layer_norm(rows), lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False),
+                 lambda: kf.ops.gelu(x[:, :1].expand(2**22, 2**22))):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="out of memory"):
+            call()
+    close(kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (64,)), 1e-5)
 
 
 def test_errors(kf):

@@ -353,3 +353,30 @@ def test_numpy_without_scipy(monkeypatch):
     own, x = _interpreted.special(), np.linspace(-30, 30, 101)
     for word in ("expit", "erf", "ndtr"):
         assert np.allclose(getattr(own, word)(x), getattr(scipy.special, word)(x), 1e-13, 0), word
+
+
+def test_past_python(kf, tmp_path, monkeypatch):
+    """The shim's calls of an op of the program's own: the bits of those through ctypes; what cannot be compiled is said as ctypes says it."""
+    import kernel_fusion.torch as own
+    from kernel_fusion.torch import _kernels
+    from kernel_fusion.torch._schema import schema
+
+    if own.WHY_NO_SHIM is not None:
+        pytest.skip("there is no shim")
+    f, found = kf.fuse("silu(x + bias) * gate - 0.25", x="elem", bias="row", gate="elem"), []
+    with monkeypatch.context() as m:
+        m.setattr(_kernels, "call", None)  # that of ctypes
+        for dtype in (torch.float32, torch.bfloat16):
+            x, bias, gate = (torch.randn(shape, dtype=dtype) for shape in ((4, 6), 6, (4, 6)))
+            out = f(x.requires_grad_(), bias, gate)
+            found.append(({"x": x, "bias": bias, "gate": gate}, out, torch.autograd.grad(out.sum(), [x])[0]))
+        m.setenv("KF_CACHE_DIR", str(tmp_path))
+        m.setattr(f._own, "build", lambda path, dtypes: open("/dev/full", "wb", 0).write(b"x"))
+        with pytest.raises(OSError, match="its library cannot be kept"):
+            f(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64))
+    forward, backward = (_kernels.kernel(schema(f._op, d)) for d in (False, True))
+    for given, out, dx in found:
+        with torch.no_grad():
+            assert torch.equal(forward(*given.values()), out)
+            asked = [torch.ones_like(out) if t.use == "gradient" else given[t.name] for t in f._op.backward.inputs]
+            assert torch.equal(backward(*asked, 1)[0], dx)

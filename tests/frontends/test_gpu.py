@@ -114,6 +114,22 @@ import os
 os.environ["KF_OFFLINE"] = "1"
 print(said(lambda: kf.ops.bias_relu(x.double(), w.double())))
 print(said(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, _table.activations()["relu"])))
+rows = x[:1].expand(2**44, 64)
+os.environ.pop("KF_OFFLINE")
+f = kf.fuse("x * gate + 1", x="elem", gate="elem")
+from kernel_fusion import _compiled
+_compiled.OwnOnGpu.open = lambda self, path: _gpu.Gpu(path, driver=sys.argv[1], text=self.text)
+f(x, x)
+_shim.register_own([s for s in _shim._schemas if s.op is f._op], on_gpu=True)
+print(said(lambda: f(g, x).backward(x)))
+os.environ["KF_OFFLINE"] = "1"
+print(said(lambda: f(x.double(), x.double())))
+print(said(lambda: kf.ops.layer_norm(rows)))
+print(said(lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False)))
+print(said(lambda: kf.ops.gelu(x[:1, :1].expand(2**25, 2**25))))
+SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(lambda function, sizes: 2**50)
+_gpu.library().dll.kfp_space = SPACE
+print(said(lambda: kf.ops.batch_norm_train(x.float(), torch.zeros(64), torch.ones(64))))
 """
 STREAM_OF = """
 extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream) { return *stream = (void *)0x5000, 0; }
@@ -137,7 +153,11 @@ def test_without_python(driver, tmp_path):
     assert said[4].startswith("NotImplementedError: kf_bias_mish_bf16 is not in libkf_cuda.so")
     offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
     assert said[5].startswith(f"RuntimeError: {offline}") and "KF_OFFLINE is set" in said[5] and "kf.bias: " in said[6] and "KF_OFFLINE" in said[6]
+    assert said[7] == "ok" and re.match(r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is set", said[8])
+    for line, what in zip(said[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True):
+        assert line.startswith("OutOfMemoryError: kf." + what) and ("out of memory" in line or "can't allocate memory" in line), line
     launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
+    assert len([k for k in done.stderr.splitlines() if "kfk_fused_" in k and k.endswith(" on 0x5000")]) == 2
     assert len(launched) >= 2 and any("bwd" in k for k in launched) and all(k.endswith(" on 0x5000") for k in launched)
 
 

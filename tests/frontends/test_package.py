@@ -62,6 +62,38 @@ except ImportError as e:
     assert said.startswith("False None\nkf has no library of CPU kernels for this processor") and "apt install gcc" in said
 
 
+COMPRESSED = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+import kernel_fusion as kf, numpy as np
+try:
+    print(kf.ops.relu(np.ones(3, np.float32)).sum(), kf.info()["library"])
+except ImportError as e:
+    print(e)
+"""
+
+
+def test_a_compressed_library(tmp_path, library):
+    """Unpacked once; where nothing can be kept, for one process alone."""
+    shutil.copytree(kfpython.package() / "kernel_fusion", tmp_path / "kernel_fusion", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(library.path, tmp_path / "kernel_fusion/lib")
+    path = os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")])
+    lies = tmp_path / "kernel_fusion/lib" / library.path.name
+    python(f"import pathlib; from kernel_fusion import _compressed; _compressed.compress(pathlib.Path({str(lies)!r}))", PYTHONPATH=path)
+    assert [p.name for p in (tmp_path / "kernel_fusion/lib").iterdir()] == [f"{library.path.name}.xz"]
+
+    def said(cache, *hidden, **environment):
+        return python(COMPRESSED.replace("sys.argv[1:]", repr(hidden)), PYTHONPATH=path, KF_CACHE_DIR=str(cache), TMPDIR=str(tmp_path), **environment)
+
+    assert "was built without lzma" in said(tmp_path / "cache", "lzma") and not list(tmp_path.glob("cache/*/*"))
+    first = said(tmp_path / "cache")
+    [kept] = tmp_path.glob("cache/*/*")
+    assert first == f"3.0 {kept}" and kept.read_bytes() == library.path.read_bytes()
+    assert said(tmp_path / "cache", "lzma") == first  # unpacked already
+    (tmp_path / "file").touch()
+    assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(tmp_path.glob("kernel_fusion-*"))
+
+
 def test_a_library_of_another_abi(kf, monkeypatch, library):
     from kernel_fusion import _library, _table
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf's fused deep-learning kernels for Python: `import kernel_fusion as kf`. Importing it needs no framework, compiler or GPU.
 
-kf.ops          every op, over NumPy arrays and PyTorch tensors
+kf.ops          every op, over NumPy arrays, PyTorch tensors, and CuPy's and others' arrays on a GPU
 kf.nn           modules of PyTorch over them
 kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
 kf.fused_…      the same with a stream of a kf.Context, as C programs have them

@@ -4,7 +4,7 @@ setup.py calls it, and tests do, for a package beside the checkout. It needs kfg
 
 KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no library. Default: all.
 KF_WHEEL_ACTIVATIONS  default: NAMED below; "all": all.
-KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's.
+KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's. Libraries of several are compressed (_compressed.py).
 KF_WHEEL_CUDA         "0": no library of CUDA launchers. Default: one, if there are a C++ compiler and CUDA's headers.
 KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
 """
@@ -25,7 +25,7 @@ from kfgen import spec as specs
 from kfgen.paths import INCLUDE
 from kfgen.render import Renderer, Selection, write_all
 
-from kernel_fusion import _isa, _nvrtc
+from kernel_fusion import _compressed, _isa, _nvrtc
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
@@ -99,7 +99,8 @@ def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None
         raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
                            "KF_WHEEL_CUDA=0 for a package without them")
     texts = packed_cuda.sources([f for f in packed_cuda.functions(manifest.build(chosen)) if dtypes in (None, tuple(f[1]["dtypes"]))])
-    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, (NATIVE / "loader.cpp",), (*LINK, "-ldl", "-lpthread"))
+    own = NATIVE / "loader.cpp", NATIVE / "memory.cpp"
+    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
 
 
 def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Mapping[str, str], own: Sequence[pathlib.Path], link: Sequence[str]
@@ -136,11 +137,14 @@ def build(package: pathlib.Path) -> None:
     if chosen and not compiler()[0] and "KF_WHEEL_OPS" not in os.environ:
         print("kf: no C compiler: the package is made without CPU kernels", file=sys.stderr)
         return
-    for isa in _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1])) if chosen else ():
+    isas = _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1])) if chosen else []
+    for isa in isas:
         library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
     asked = os.environ.get("KF_WHEEL_CUDA")
     if chosen and asked != "0" and (asked or cuda_compiler()):
         cuda_library(package / "lib" / "libkf_cuda.so", chosen)
+    for path in sorted((package / "lib").glob("*.so")) if len(isas) > 1 else ():
+        _compressed.compress(path)
 
 
 def platform_tag() -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kfgen import fused, manifest, paths, source
 
-from kernel_fusion import _build, _gpu, _info, _isa, _nvrtc
+from kernel_fusion import _build, _files, _gpu, _isa, _nvrtc
 from kernel_fusion._library import Library
 from kernel_fusion._table import Op
 
@@ -52,6 +52,11 @@ class Own:
         """Learns the names of its functions."""
         self.dtypes = {op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)}
 
+    @staticmethod
+    def compiles() -> bool:
+        """Whether what computes it is a library for sure: without a compiler NumPy may have to."""
+        return compiler() is not None
+
     @functools.cached_property
     def on_gpu(self) -> "OwnOnGpu":
         made = OwnOnGpu(self.name, self.entry, self.label)
@@ -80,7 +85,7 @@ class Own:
     def path(self, dtypes: Dtypes) -> pathlib.Path:
         told = [self.name, self.entry, dtypes, *self.told()]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
-        return _info.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
+        return _files.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
 
     def find(self, function: str) -> int:
         """Whether there is such a function, or can be: 0, -1."""
@@ -141,7 +146,7 @@ class OwnOnGpu(Own):
     """The same on GPUs: launchers that a C++ compiler compiles, for which NVRTC compiles kernels. Called as a Gpu is."""
 
     def told(self) -> list[Any]:
-        return ["cuda", _build.COMPILE_CUDA, _build.LINK, _generator("packed.h", "loader.h", "loader.cpp")]
+        return ["cuda", _build.COMPILE_CUDA, _build.LINK, _generator("packed.h", "loader.h", "loader.cpp", "memory.cpp")]
 
     def open(self, path: pathlib.Path) -> Any:
         return _gpu.Gpu(path, text=self.text)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function for each op and activation, which goes by the kind of its first argument: a PyTorch tensor, or anything that NumPy reads."""
+"""A function for each op and activation, which goes by the kind of its first argument: a PyTorch tensor, an array on a GPU, or anything that NumPy
+reads."""
 
 import importlib
 import sys
@@ -20,10 +21,12 @@ def look_for_torch() -> None:
         TENSOR = sys.modules["torch"].Tensor
 
 
-def _numpy(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from kernel_fusion import _numpy
+def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By the first array: NumPy's, and what NumPy reads; or one on a GPU."""
+    from kernel_fusion import _gpu_array, _gpu_calls, _numpy
 
-    return _numpy.call(op, activation, _arguments.bind(op, activation, args, kwargs))
+    arguments = _arguments.bind(op, activation, args, kwargs)
+    return (_gpu_calls if _gpu_array.is_one(arguments.tensors[0]) else _numpy).call(op, activation, arguments)
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
@@ -40,7 +43,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
         if TORCH is None and type(x).__module__ == "torch":
             look_for_torch()
             return function(*args, **kwargs)
-        return _numpy(op, activation, args, kwargs)
+        return _arrays(op, activation, args, kwargs)
 
     function.__name__ = function.__qualname__ = op.word(activation)
     function.__module__ = "kernel_fusion.ops"

@@ -16,10 +16,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import _info, _nvrtc, _table
+from kernel_fusion import _compressed, _files, _nvrtc, _table
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
 ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
+_AT: Any = ctypes.c_void_p
+MEMORY = {"kfp_allocate": [ctypes.c_int, ctypes.c_size_t, _AT, _AT], "kfp_free": [ctypes.c_int, _AT, _AT], "kfp_wait": [ctypes.c_int, _AT],
+          "kfp_upload": [ctypes.c_int, _AT, _AT, ctypes.c_size_t, _AT], "kfp_device_of": [_AT, _AT]}  # native/memory.cpp
+NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 MAKER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p),
                          ctypes.POINTER(ctypes.c_char_p))
 DEVICE_CODES = (7, 8, 9)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
@@ -50,13 +54,16 @@ class Gpu:
     """The library of launchers; as _library.Library, of addresses on a GPU."""
 
     def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text):
-        if not path.exists():
+        if not _compressed.exists(path):
             raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
                               "KF_WHEEL_CUDA=0; install it again where they are")
-        self.text, self.path, self.dll, self.now, self.lock = text, path, ctypes.CDLL(str(path)), Thread(), threading.Lock()
+        self.text, self.path, self.now, self.lock = text, _compressed.find(path), Thread(), threading.Lock()
+        self.dll = ctypes.CDLL(str(self.path))
         self.dll.kfp_run_on.argtypes = ARGUMENTS
         self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
+        for name, kinds in MEMORY.items():
+            getattr(self.dll, name).argtypes = kinds
         self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
         self.dll.kfp_give_reason.argtypes = [ctypes.c_char_p]
         for name in ("kfp_error", "kfp_detail"):
@@ -110,6 +117,35 @@ class Gpu:
         if code:
             raise (RuntimeError if code in DEVICE_CODES else ValueError)(f"{self.dll.kfp_error(code).decode()}: {self.dll.kfp_detail().decode()}")
 
+    # ---- memory, of a device and in a stream's order
+
+    def allocate(self, device: int, size: int, stream: int) -> int:
+        found = ctypes.c_void_p()
+        code = self.dll.kfp_allocate(device, size, stream, ctypes.byref(found))
+        if code == NO_MEMORY:
+            raise MemoryError(f"out of memory on cuda:{device}: {size} bytes were asked for")
+        self._check(code, "allocates nothing")
+        return found.value or 0
+
+    def free(self, device: int, memory: int, stream: int | None) -> None:
+        self._check(self.dll.kfp_free(device, memory, stream), "frees nothing")
+
+    def upload(self, device: int, to: int, address: int, size: int, stream: int) -> None:
+        self._check(self.dll.kfp_upload(device, to, address, size, stream), "copies nothing to a device")
+
+    def wait(self, device: int, stream: int) -> None:
+        self._check(self.dll.kfp_wait(device, stream), "waits for no stream")
+
+    def device_of(self, memory: int) -> int:
+        found = ctypes.c_int()
+        self._check(self.dll.kfp_device_of(memory, ctypes.byref(found)), f"does not know the address {memory:#x}")
+        return found.value
+
+    @staticmethod
+    def _check(code: int, what: str) -> None:
+        if code:
+            raise RuntimeError(f"CUDA's driver {what}: error {code}")
+
     # ---- kernels
 
     def _make(self, function: bytes, device: int, stream: int | None, kernel: bytes, cubin: Any, lowered: Any) -> int:
@@ -140,7 +176,7 @@ class Gpu:
     @staticmethod
     def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
         told = repr((function, kernel, architecture, _nvrtc.which(), _table.generator()))
-        return _info.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
+        return _files.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
 
     def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
         if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
@@ -164,14 +200,9 @@ def _read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
 
 
 def _write(path: pathlib.Path, found: tuple[bytes, bytes]) -> None:
-    """In a file beside it, which then gets its name: several processes may do it at the same time. Where nothing can be kept, nothing is."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    """Where nothing can be kept, nothing is."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(found[1] + b"\n" + found[0])
-        os.replace(new, path)
-    with contextlib.suppress(OSError):
-        new.unlink()
+        _files.write(path, found[1] + b"\n" + found[0])
 
 
 _lock = threading.Lock()

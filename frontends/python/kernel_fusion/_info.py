@@ -3,12 +3,10 @@
 
 import ctypes
 import importlib
-import os
-import pathlib
 import sys
 from typing import Any
 
-from kernel_fusion import _counts, _isa, _library
+from kernel_fusion import _counts, _files, _isa, _library
 
 
 def version() -> str:
@@ -27,19 +25,11 @@ def cuda_available() -> bool:
     return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def cache() -> pathlib.Path:
-    """Where files are kept that are made at run time: KF_CACHE_DIR, or the user's cache directory."""
-    own = os.environ.get("KF_CACHE_DIR")
-    if own:
-        return pathlib.Path(own)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kernel_fusion"
-
-
 def get_include() -> str:
     """The include directory of kf's headers, for C, C++ and CUDA. They are generated at the first call, which takes seconds."""
     from kfgen import package, paths, render, spec
 
-    folder = cache() / f"include-{version()}-{paths.digest()}"
+    folder = _files.cache() / f"include-{version()}-{paths.digest()}"
     if not (folder / "whole").exists():
         made = package.tree(render.Selection(spec.load()))
         for path, text in made.items():

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from kernel_fusion import _isa, _table
+from kernel_fusion import _compressed, _isa, _table
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
 KINDS: Any = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_run: native/packed.h
@@ -109,9 +109,9 @@ def _load() -> Library:
     able = _isa.runnable()
     for isa in able:
         path = FOLDER / f"libkf_cpu_{isa}.so"
-        if path.exists():
-            return Library(path)
-    there = ", ".join(sorted(p.name for p in FOLDER.glob("*.so"))) or "none"
+        if _compressed.exists(path):
+            return Library(_compressed.find(path))
+    there = ", ".join(sorted(p.name for p in FOLDER.glob("*.so*"))) or "none"
     raise ImportError(f"kf has no library of CPU kernels for this processor ({', '.join(able) or 'less than x86-64-v2'}); in {FOLDER}: {there}. "
                       "Install the package where a C compiler is: apt install gcc libc6-dev; pip install --force-reinstall .")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _counts, _library, _plan, _strides
+from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._table import Op, Tensor
 
@@ -41,6 +41,8 @@ def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
 def array(where: str, name: str, value: Any) -> Array:
     if isinstance(value, np.ndarray):
         found = value
+    elif _gpu_array.is_one(value):
+        raise ValueError(f"{where}: {name} is on a GPU, the first array is not")
     elif hasattr(value, "__dlpack__"):
         found = np.from_dlpack(value)
     elif hasattr(value, "__array_interface__"):
@@ -66,7 +68,7 @@ def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np
     return out
 
 
-def _seed(rng: Any) -> Array:
+def seed_of(rng: Any) -> Array:
     """Seed and offset of a dropout: two numbers that are given, or drawn from a generator."""
     if rng is None or isinstance(rng, np.random.Generator):
         return (rng or np.random.default_rng()).integers(0, 2**63, 2, np.uint64)
@@ -124,7 +126,7 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
         elif any(strides):
             found[t.name] = strides
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
-    rng = _seed(arguments.rng) if op.dropout else None
+    rng = seed_of(arguments.rng) if op.dropout else None
     _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
                             forward.values(arguments.scalars, op.dropout, arguments.beta),
                             None if rng is None else rng.ctypes.data, forward.workspace)

@@ -52,6 +52,17 @@ CUresult context_of(int device, CUcontext *context)
 }
 }
 
+kfp_context::kfp_context(int device) : status(kfp_driver.of_cuCtxGetCurrent(&before)), own(nullptr)
+{
+    if (status == CUDA_SUCCESS) status = context_of(device, &own);
+    if (status == CUDA_SUCCESS && before != own) status = kfp_driver.of_cuCtxSetCurrent(own);
+}
+
+kfp_context::~kfp_context()
+{
+    if (status == CUDA_SUCCESS && before != own) kfp_driver.of_cuCtxSetCurrent(before);
+}
+
 extern "C" CUresult kfp_load(const char *name, CUfunction *function)
 {
     CUcontext context = nullptr;
@@ -115,16 +126,13 @@ KFP_EXPORT int kfp_capturing(void *stream)
     return kfp_driver.of_cuStreamIsCapturing((CUstream)stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Calls a function with a device's primary context, which is the one that CUDA's runtime uses; the thread then has the one that it had. */
+/* Calls a function with a device's primary context. */
 KFP_EXPORT int kfp_run_on(int device, int id, KFP_PARAMETERS)
 {
-    CUcontext before = nullptr, own = nullptr;
-    if (kfp_driver.of_cuCtxGetCurrent(&before) != CUDA_SUCCESS || context_of(device, &own) != CUDA_SUCCESS) return -1;
-    if (before != own && kfp_driver.of_cuCtxSetCurrent(own) != CUDA_SUCCESS) return -1;
+    const kfp_context context(device);
+    if (context.status != CUDA_SUCCESS) return -1;
     now.function = kfp_table[id].name, now.device = device, now.stream = q;
     now.reason.clear();
-    const int code = kfp_run(id, KFP_ARGUMENTS);
-    if (before != own) kfp_driver.of_cuCtxSetCurrent(before);
-    return code;
+    return kfp_run(id, KFP_ARGUMENTS);
 }
 }

@@ -14,7 +14,8 @@
 #define KFP_DRIVER(do)                                                                                                                     \
     do(cuLaunchKernelEx) do(cuFuncSetAttribute) do(cuFuncGetAttribute) do(cuCtxGetDevice) do(cuDeviceGetAttribute) do(cuDeviceGetCount)    \
         do(cuStreamIsCapturing) do(cuGetErrorString) do(cuInit) do(cuDeviceGet) do(cuDevicePrimaryCtxRetain) do(cuCtxGetCurrent)           \
-            do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction)
+            do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction) do(cuMemAllocAsync) do(cuMemFreeAsync) do(cuMemFree_v2)       \
+                do(cuMemcpyHtoDAsync_v2) do(cuStreamSynchronize) do(cuPointerGetAttribute)
 #if CUDA_VERSION >= 12080
 #define KFP_LATER(do) do(cuStreamGetDevice) do(cuTensorMapEncodeTiled)
 #elif CUDA_VERSION >= 12000
@@ -31,6 +32,18 @@ typedef struct {
 } kfp_driver_functions;
 extern "C" kfp_driver_functions kfp_driver;
 extern "C" CUresult kfp_load(const char *name, CUfunction *function);
+
+/* For its lifetime the thread has a device's primary context, which is the one that CUDA's runtime uses; then the one that it had. */
+struct kfp_context {
+    explicit kfp_context(int device);
+    ~kfp_context();
+    kfp_context(const kfp_context &) = delete;
+    kfp_context &operator=(const kfp_context &) = delete;
+    CUresult status;
+
+  private:
+    CUcontext before, own;
+};
 
 #define KF_DRIVER_CALL(function) kfp_driver.of_##function
 #define KF_LOAD_KERNEL(name, function) kfp_load(name, function)

@@ -4,7 +4,9 @@
 #ifndef KF_NATIVE_TORCH_ABI_H
 #define KF_NATIVE_TORCH_ABI_H
 
+#include <dlfcn.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef uint64_t value; // a StableIValue
 typedef struct opaque *handle;
@@ -23,5 +25,17 @@ typedef struct opaque *handle;
 FUNCTIONS(POINTER)
 static int32_t (*p_delete_value)(value *); // of newer versions; before them a value on the heap was a plain one
 static int32_t (*p_current_stream)(int32_t, void **); // of libtorch_cuda.so
+
+/* A number by the name of the function that returns it. */
+static const char *look_up(void *library, const char *prefix, const char *name, int32_t *number)
+{
+    static char whole[64];
+    snprintf(whole, sizeof whole, "%s%s", prefix, name);
+    int32_t (*function)(void);
+    *(void **)&function = dlsym(library, whole);
+    if (!function) return whole;
+    *number = function();
+    return NULL;
+}
 
 #endif

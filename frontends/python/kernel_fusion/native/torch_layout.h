@@ -25,6 +25,7 @@ typedef struct {
     const char *name;
     const kfs_tensor *tensors; /* inputs, then outputs */
     const int32_t *functions[2]; /* of the CPU and of a GPU, [activation][T][U]: numbers in the library, -1 for none */
+    const struct kfs_library **own[2]; /* of an op that the program has made: libraries, [T][U], NULL where it was not called yet; NULL: the package's */
     const int64_t *activations;
     const int32_t *act_scalars; /* of each activation */
     const double *bounds;       /* [activation][scalar][least, most] */

@@ -2,113 +2,7 @@
 // kf's ops for PyTorch over libtorch's stable C ABI: what torch/_kernels.py does through ctypes, without Python. It knows no torch header
 // and is linked to no torch: its C functions are looked up in the libtorch that is loaded, so one library serves many versions. One boxed
 // kernel reads the table of ops; a trampoline each says which op it is.
-#include "packed.h"
-#include "torch_abi.h"
-#include "torch_layout.h"
-
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <stdexcept>
-
-enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 256, BYTES = 6 };
-enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
-static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"};
-static int32_t types[TYPES];
-static kfs_op *ops;
-
-// Where tensors are, and what computes there.
-typedef struct {
-    int32_t type; // of the device, as torch counts them
-    bool gpu;
-    int (*run)(int, KFP_PARAMETERS);
-    int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
-    size_t (*space)(int, const int64_t *);
-    const char *(*error)(int), *(*detail)(void), *(*reason)(void); // what the last call of this thread failed of
-    int (*open)(int);                                              // of a GPU: before an op's first call there, 0 where it then can be called
-} kfs_place;
-static kfs_place cpu, gpu;
-
-typedef struct {
-    kfs_op *op;
-    const kfs_place *place;
-    int32_t device; // of those of its type
-    handle in[TENSORS], out[TENSORS], rng;
-    int32_t type[TENSORS]; // numbers of dtypes
-    int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
-    double scalars[32];
-    int integers, given, activation;
-    bool strided;
-    kfs_layout layout;
-    int32_t vars[VARS];
-    char wrong[400];
-} call;
-
-static bool fail(call *c, const char *what, const char *name)
-{
-    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s%s%s", c->op->name, name, *name ? " " : "", what);
-    return false;
-}
-
-static int type_of(handle h)
-{
-    int32_t found = 0, number = 0;
-    p_aoti_torch_get_dtype(h, &found);
-    while (number < TYPES && types[number] != found) ++number;
-    return number == TYPES - 1 ? TYPES - 2 : number; // bool is read as uint8
-}
-
-static void take_inputs(call *c, value *stack)
-{
-    const kfs_op *op = c->op;
-    for (int i = 0; i < op->inputs; ++i) {
-        handle h = (handle)stack[i];
-        if (op->tensors[i].optional && h) { // optional: a value on the heap
-            value *held = (value *)h;
-            h = (handle)*held;
-            if (p_delete_value) {
-                p_delete_value(held);
-            } else {
-                delete held;
-            }
-        }
-        c->in[i] = h;
-    }
-}
-
-// What stands behind the tensors, in the order of torch/_schema.py.
-static bool take_rest(call *c, const value *stack)
-{
-    const kfs_op *op = c->op;
-    const value *v = stack + op->inputs;
-    c->integers = op->integers;
-    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v), v += op->integers; // sizes come in front of them later
-    memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
-    const value *acts = v;
-    v += op->acts;
-    double p = 0;
-    if (op->dropout) memcpy(&p, v++, sizeof p);
-    c->axis = op->has_axis ? (int64_t)*v++ : -1;
-    c->groups = op->has_groups ? (int64_t)*v++ : 1;
-    if (op->dropout) c->rng = (handle)*v++;
-    const int64_t number = op->has_act ? (int64_t)*v++ : op->activations[0];
-    c->mask = op->backward ? (int64_t)*v : op->saves ? (int64_t)(*v & 0xFF) : -1;
-    while (c->activation < op->number_of_activations && op->activations[c->activation] != number) ++c->activation;
-    if (c->activation == op->number_of_activations) return fail(c, "has no activation of this number", "");
-    const int own = op->act_scalars[c->activation];
-    memcpy(c->scalars + op->scalars, acts, (size_t)own * sizeof *acts);
-    c->given = op->scalars + own;
-    if (op->dropout) c->scalars[c->given++] = p;
-    const double *bounds = op->bounds + (size_t)c->activation * (size_t)op->bound_count * 2;
-    for (int i = 0; i < c->given; ++i)
-        if (!(c->scalars[i] >= bounds[2 * i] && c->scalars[i] <= bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
-    for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
-        c->scalars[c->given] = op->dropout ? p : 0;
-        if (op->dropout) c->scalars[c->given - 1] = 0;
-    }
-    return true;
-}
+#include "torch_call.h"
 
 // The first tensor says which device of its type it is.
 static bool on_place(call *c, handle h)
@@ -157,7 +51,7 @@ static bool check_input(call *c, int i)
     p_aoti_torch_get_strides(c->in[i], &strides);
     if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided)) return true;
     c->in[i] = contiguous(c, c->in[i]);
-    return c->in[i] || fail(c, "could not be made contiguous", t->name);
+    return c->in[i] || fail_for_memory(c, t->name);
 }
 
 // The sizes, from one input or from two.
@@ -226,7 +120,7 @@ static int run_here(const call *c, int id, const given *g)
     alignas(256) char small[4096];
     void *space = g->bytes == 0 ? NULL : g->bytes <= sizeof small ? small : aligned_alloc(256, g->bytes);
     if (g->bytes && !space) return KFS_NO_MEMORY;
-    const int code = c->place->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, space, g->bytes);
+    const int code = c->library->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, space, g->bytes);
     if (g->bytes > sizeof small) free(space);
     return code;
 }
@@ -240,15 +134,15 @@ static int run_on_gpu(const call *c, int id, const given *g)
     if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
     if (size && p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space)) return KFS_NO_MEMORY;
     if (space) p_aoti_torch_get_data_ptr(space, &at);
-    const int code = c->place->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
+    const int code = c->library->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
     if (space) p_aoti_torch_delete_tensor_object(space);
     return code;
 }
 
 static bool refused(call *c, int code)
 {
-    const kfs_place *at = c->place;
-    if (code == KFS_NO_MEMORY) return fail(c, "there is no memory for its workspace", "");
+    const kfs_library *at = c->library;
+    if (code == KFS_NO_MEMORY) return fail_for_memory(c, "its workspace");
     if (code < 0) return fail(c, "CUDA's driver gives no stream or no context of its device", "");
     const char *reason = at->reason ? at->reason() : "";
     if (*reason) return fail(c, reason, "");
@@ -269,7 +163,7 @@ static bool compute(call *c, int id)
     int count = 0;
     for (; count < SIZES && op->order[count] >= 0; ++count) g.n[count] = kfs_size(op, &c->layout, op->order[count]);
     memcpy(g.n + count, c->numbers, (size_t)c->integers * sizeof *g.n);
-    g.bytes = op->workspace ? c->place->space(id, g.n) : 0;
+    g.bytes = op->workspace ? c->library->space(id, g.n) : 0;
     const int code = c->place->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
     return code == 0 || refused(c, code);
 }
@@ -285,23 +179,41 @@ static bool check_rng(call *c)
     return (type_of(c->rng) == 5 && dims == 1 && shape[0] == 2 && strides[0] == 1 && on_place(c, c->rng)) || fail(c, "rng is not two int64", "");
 }
 
+// The library that has the call's function, which is made or opened if this is the first such call.
+static bool find_library(call *c, int first, int second)
+{
+    const kfs_op *op = c->op;
+    const int number = (int)(op - ops), on_gpu = c->place->gpu;
+    c->library = &c->place->library;
+    if (op->own[on_gpu]) {
+        const kfs_library **own = &op->own[on_gpu][first * TYPES + second];
+        if (!__atomic_load_n(own, __ATOMIC_ACQUIRE)) {
+            const char *why = open_own(number, on_gpu, first, second);
+            if (why) return fail(c, why, "");
+        }
+        c->library = __atomic_load_n(own, __ATOMIC_ACQUIRE);
+    } else if (!__atomic_load_n(&op->functions[on_gpu], __ATOMIC_ACQUIRE) && c->place->open(number)) {
+        return fail(c, "no kernel for tensors on a GPU", "");
+    }
+    return true;
+}
+
 static bool execute(call *c, const value *stack)
 {
     if (!take_rest(c, stack) || !check_inputs(c) || !check_rng(c)) return false;
-    if (!__atomic_load_n(&c->op->functions[c->place->gpu], __ATOMIC_ACQUIRE) && c->place->open((int)(c->op - ops)))
-        return fail(c, "no kernel for tensors on a GPU", "");
     const int first = c->vars[T], second = c->vars[U];
+    if (!find_library(c, first, second)) return false;
     const int id = c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
     const int found = make_outputs(c);
-    if (found < 0) return fail(c, "there is no memory for its results", "");
+    if (found < 0) return fail_for_memory(c, "its results");
     return found == 0 || compute(c, id);
 }
 
 static void boxed(kfs_op *op, const kfs_place *place, value *stack)
 {
     call c;
-    memset(&c, 0, sizeof c);
+    memset(&c, 0, offsetof(call, wrong));
     c.op = op, c.place = place, c.device = -1;
     take_inputs(&c, stack);
     const bool done = execute(&c, stack);
@@ -316,6 +228,7 @@ static void boxed(kfs_op *op, const kfs_place *place, value *stack)
             p_aoti_torch_delete_tensor_object(c.out[i]);
         }
     }
+    if (c.no_memory) throw_out_of_memory(c.wrong);
     if (!done) throw std::runtime_error(c.wrong);
 }
 
@@ -331,30 +244,25 @@ template <> struct Fill<-1> {
 static kernel kernels[2][MOST];
 static void *torch_cpu; // libtorch_cpu.so
 
-// Of libtorch: a number by the name of the function that returns it.
-static const char *look_up(void *library, const char *prefix, const char *name, int32_t *number)
+// Registers the kernel of an op of the table. Returns what this libtorch lacks, or NULL.
+extern "C" KFP_EXPORT const char *kfs_implement(int op, int on_gpu)
 {
-    static char whole[64];
-    snprintf(whole, sizeof whole, "%s%s", prefix, name);
-    int32_t (*function)(void);
-    *(void **)&function = dlsym(library, whole);
-    if (!function) return whole;
-    *number = function();
-    return NULL;
+    return p_aoti_torch_library_impl((on_gpu ? gpu : cpu).implementations, ops[op].name, kernels[on_gpu][op]) ? ops[op].name : NULL;
 }
 
-static const char *implement(const char *key, int count, const kernel *made)
+static const char *implement(kfs_place *place, const char *key, int count)
 {
-    handle implementations; // lives as long as the process
-    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &implementations)) return "aoti_torch_library_init_impl";
+    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &place->implementations)) return "aoti_torch_library_init_impl";
     for (int i = 0; i < count; ++i)
-        if (p_aoti_torch_library_impl(implementations, ops[i].name, made[i])) return ops[i].name;
+        if (kfs_implement(i, place->gpu)) return ops[i].name;
     return NULL;
 }
 
-// Registers kernels for the CPU, one for each op of the table. Returns what this libtorch lacks, or NULL.
-extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count, int (*run)(int, KFP_PARAMETERS),
-                                               size_t (*space)(int, const int64_t *), const char *(*error)(int), const char *(*detail)(void))
+extern "C" KFP_EXPORT int kfs_room(void) { return MOST; }
+
+// Registers kernels for the CPU, one for each of the first ops of the table, which has room for kfs_room. Returns what this libtorch lacks, or NULL.
+extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count, const kfs_library *found,
+                                               const char *(*open)(int, int, int, int))
 {
     void *const library = torch_cpu = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
     if (!library || count > MOST) return library ? "room for so many ops" : "libtorch_cpu.so";
@@ -363,12 +271,13 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
     if (!p_##name) return #name;
     FUNCTIONS(LOOK)
     *(void **)&p_delete_value = dlsym(library, "torch_delete_stable_ivalue");
+    look_up_memory(library);
     const char *missing = look_up(library, "aoti_torch_device_type_", "cpu", &cpu.type);
     for (int i = 0; i < TYPES && !missing; ++i) missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
     if (missing) return missing;
-    ops = table, cpu.run = run, cpu.space = space, cpu.error = error, cpu.detail = detail;
+    ops = table, cpu.library = *found, open_own = open;
     Fill<MOST - 1>::in(kernels[0], kernels[1]);
-    return implement("CPU", count, kernels[0]);
+    return implement(&cpu, "CPU", count);
 }
 
 // After kfs_register, the same for CUDA, where `open` is called with an op's number before its first call: it calls kfs_open_gpu, or returns other than 0. key and
@@ -382,14 +291,12 @@ extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, co
     const char *missing = look_up(torch_cpu, "aoti_torch_device_type_", type, &gpu.type);
     if (missing) return missing;
     gpu.gpu = true, gpu.open = open;
-    return implement(key, count, kernels[1]);
+    return implement(&gpu, key, count);
 }
 
 // What is called there, the same each time; and the numbers of an op's functions, in memory that stays.
-extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, int (*run_on)(int, int, KFP_PARAMETERS, void *),
-                                        size_t (*space)(int, const int64_t *), const char *(*error)(int), const char *(*detail)(void),
-                                        const char *(*reason)(void))
+extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, const kfs_library *found)
 {
-    gpu.run_on = run_on, gpu.space = space, gpu.error = error, gpu.detail = detail, gpu.reason = reason;
+    gpu.library = *found;
     __atomic_store_n(&ops[op].functions[1], functions, __ATOMIC_RELEASE); // last: another thread calls what it finds
 }

@@ -58,13 +58,18 @@ WHY_NO_SHIM_ON_GPU = _implement(_ALL, _cuda.kernel, "CUDA", _shim.register_gpu)
 THREADS_SHARED = _share_threads()
 
 
+def _on_gpu(schemas: list[Schema]) -> None:
+    _shim.register_own(schemas, on_gpu=True)
+
+
 @functools.cache
 def function(op: _table.Op, activation: str) -> Callable[..., Any]:
     """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
     if op.own:
         schemas = _define(op)
-        _implement(schemas, _kernels.kernel, "CPU", None)
-        _implement(schemas, _cuda.kernel, "CUDA", None)
+        able = op.own.compiles()
+        _implement(schemas, _kernels.kernel, "CPU", _shim.register_own if able and WHY_NO_SHIM is None else None)
+        _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if able and WHY_NO_SHIM_ON_GPU is None else None)
     return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
 
 

@@ -34,13 +34,15 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
     return found
 
 
-def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any]:
-    """(the op's forward, the Function around it)"""
+def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
+    """(the op's forward, the Function around it, that of eager calls: past the overload's own Python, which torch.compile has to see)"""
     forward = getattr(namespace, op.name).default
+    now = getattr(forward, "_op", forward)
     if op.backward is None:
-        return forward, _without(op, forward)
+        return forward, _without(op, forward), _without(op, now)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
-    return forward, _with_backward(op, activation, forward, getattr(namespace, f"{op.name}_bwd").default, may)
+    backward = getattr(namespace, f"{op.name}_bwd").default
+    return forward, *(_with_backward(op, activation, which, backward, may) for which in (forward, now))
 
 
 def _without(op: Op, forward: Any) -> Any:

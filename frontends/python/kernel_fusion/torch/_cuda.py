@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernel_fusion import _gpu, _plan
 from kernel_fusion._info import cuda_available
-from kernel_fusion.torch import _kernels
+from kernel_fusion.torch import _kernels, _shim
 from kernel_fusion.torch._kernels import LAUNCH, REASON, Result, plan
 from kernel_fusion.torch._schema import Given, Schema
 
@@ -50,15 +50,22 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
                      space if s.call.workspace else None, device.index or 0, stream)
 
 
-def reason(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
-    """Of what was refused: by the shim, where there is one of the op."""
+def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+    """Of what was refused: by the shim, where there is one of the op. What the loader kept may be of a call before, which nobody asked about."""
     if s.op.own:
-        return None
+        return _shim.failed.take(error) or _kept(s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error)
     why = why_not()
     if why:
         return _refusal(s, given.activation, why)
     library = _gpu.library()
-    return library.lacks(made.function) if library.find(made.function) < 0 else library.failed()
+    if library.find(made.function) < 0:
+        return library.lacks(made.function)
+    return _kept(library, error)
+
+
+def _kept(library: _gpu.Gpu, error: Exception) -> Exception | None:
+    kept = library.failed()
+    return kept if _shim.was_said(kept, error) else None
 
 
 LAUNCH["cuda"], REASON["cuda"] = launch, reason

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
+from kernel_fusion.torch import _shim
 from kernel_fusion.torch._schema import Given, Schema, wanted
 
 WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64",
@@ -51,13 +52,15 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
 
 
 def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
-    """Of a call that the shim refused, which knows one kind of exception: the error that Python's own checks find."""
+    """Of a call that the shim refused, which knows one kind of exception, and PyTorch's for memory: the error that Python's own checks find."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
     try:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
         device = next(t for t in given.tensors if t is not None).device
         reason = REASON.get(device.type)  # none of a device that kf has no kernels for
-        return reason and reason(s, given, made) or error
+        return reason and reason(s, given, made, error) or error
     except (TypeError, ValueError) as e:
         return e
 
@@ -94,13 +97,15 @@ def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[i
 LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
 
 
-def _lacks(s: Schema, given: Given, made: _plan.Plan) -> Exception | None:
+def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+    if s.op.own:
+        return _shim.failed.take(error)
     library = _library.of(s.op)
     return library.lacks(made.function) if library.find(made.function) < 0 else None
 
 
 # Why the shim refused a call that nothing is wrong with, by the type of a device; None: as it said itself.
-REASON: dict[str, Callable[[Schema, Given, _plan.Plan], Exception | None]] = {"cpu": _lacks}
+REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], Exception | None]] = {"cpu": _lacks}
 
 
 def kernel(s: Schema) -> Callable[..., Result]:

@@ -43,19 +43,19 @@ def _text(op: Op, activation: str) -> str:
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
         lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += [f"    save = grad_on() and ({needs})"]
+    lines += [f"    save = grad_on() and ({needs})", "    traced = compiling()"]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
-    lines += ["    if save and compiling():"] if pairs else []  # which takes no tensor twice
+    lines += ["    if save and traced:"] if pairs else []  # which takes no tensor twice
     for a, b in pairs:
         lines += [f"        if {b} is {a} and {b} is not None:", f"            {b} = {b}.view_as({b})"]
     lines += [f"    given = ({tensors}, {rest})"]
     results = ", ".join(f"found[{i}]" for i in op.forward.results) if len(op.forward.outputs) > 1 else "found"
     lines += ["    if grads is not None:", "        found = adding(given, grads)", f"        return {results}"] if op.added else []
     if _decomposes(op, activation):
-        lines += [f"    if compiling() and {first}.is_floating_point() and decomposes():",
+        lines += [f"    if traced and {first}.is_floating_point() and decomposes():",
                   "        return plain_apply(*given) if save else plain(*given)"]
     lines += ["    try:",
-              "        if compiling():",
+              "        if traced:",
               "            found = apply(*given) if save else forward(*given)",
               "        else:",
               "            found = forward_now(*given) if not save else apply(*given) if transformed() else fast_apply(*given)",
@@ -87,11 +87,11 @@ def decomposes() -> bool:
     return config.compile_ops == "decompose"
 
 
-def make(op: Op, activation: str, forward: Any, function: Any) -> Callable[..., Any]:
+def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Callable[..., Any]:
     where = op.said(activation)
     names: dict[str, Any] = {
         "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
-        "fast_apply": FAST.__get__(None, function) if FAST else function.apply,
+        "fast_apply": FAST.__get__(None, eager) if FAST else eager.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
         "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,

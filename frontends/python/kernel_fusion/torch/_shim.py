@@ -8,18 +8,19 @@ import os
 import pathlib
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kernel_fusion import _counts, _gpu, _library
-from kernel_fusion._info import cache
+from kernel_fusion._files import cache
 from kernel_fusion._table import Layout, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = ("torch_shim.cpp", "torch_abi.h", "torch_layout.h", "packed.h")
+SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_layout.h", "torch_memory.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
@@ -27,6 +28,8 @@ PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "al
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
+LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")  # kfs_library
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -36,8 +39,8 @@ class _Tensor(ctypes.Structure):
 
 
 class _Op(ctypes.Structure):
-    _fields_ = [("name", TEXT), ("tensors", ctypes.POINTER(_Tensor)), ("functions", ctypes.POINTER(INT) * 2), ("activations", ctypes.POINTER(LONG)),
-                ("act_scalars", ctypes.POINTER(INT)), ("bounds", ctypes.POINTER(DOUBLE)), ("copies", LONG),
+    _fields_ = [("name", TEXT), ("tensors", ctypes.POINTER(_Tensor)), ("functions", ctypes.POINTER(INT) * 2), ("own", ctypes.c_void_p * 2),
+                ("activations", ctypes.POINTER(LONG)), ("act_scalars", ctypes.POINTER(INT)), ("bounds", ctypes.POINTER(DOUBLE)), ("copies", LONG),
                 *[(n, INT) for n in ("inputs", "outputs", "integers", "scalars", "acts", "dropout", "has_axis", "axis", "has_groups", "has_act",
                                      "saves", "backward")],
                 ("parts", INT * 8), ("sizes", INT), ("order", INT * 8),
@@ -99,9 +102,8 @@ def _entry(s: Schema) -> _Op:
     most = max(len(v) for v in values)
     tensors = [_tensor(s, t, sizes) for t in (*call.inputs, *call.outputs)]
     order = [sizes.index(n) for n in call.sizes]
-    functions = (ctypes.POINTER(INT) * 2)(_functions(s, _library.library()))
     made = _Op(
-        s.name.encode(), _array(_Tensor, tensors), functions, _array(LONG, [activations()[a] for a in op.activations]),
+        s.name.encode(), _array(_Tensor, tensors), *_numbers(s), _array(LONG, [activations()[a] for a in op.activations]),
         _array(INT, [len(op.scalars[a]) for a in op.activations]), _array(DOUBLE, [x for v in values for x in _bounds(v, most)]), 0,
         len(call.inputs), len(call.outputs), len(call.integers), len(call.scalars), op.act_scalars, op.dropout, op.has_axis, op.axis or 0,
         op.has_groups, op.has_act, s.saves, s.backward, (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
@@ -116,18 +118,68 @@ def covers(s: Schema) -> bool:
     return s.op.second != "results"
 
 
+def _numbers(s: Schema) -> tuple[Any, Any]:
+    """(functions, libraries) of the CPU and a GPU, of an op that the program has made none yet."""
+    pointers = ctypes.POINTER(INT) * 2
+    if not s.op.own:
+        return pointers(_functions(s, _library.library())), (ctypes.c_void_p * 2)()
+    libraries = [(ctypes.c_void_p * len(TYPES)**2)() for _ in range(2)]
+    _kept.append(libraries)
+    return pointers(*[_array(INT, [-1] * len(TYPES)**2) for _ in range(2)]), (ctypes.c_void_p * 2)(*map(ctypes.addressof, libraries))
+
+
 _table: Any = None
 _dll: Any = None
+_schemas: list[Schema] = []  # of the table's ops
 _kept: list[Any] = []  # what C calls and reads
 
 
-def _pointers(dll: Any, *names: str) -> list[ctypes.c_void_p]:
-    return [ctypes.cast(getattr(dll, name), ctypes.c_void_p) for name in names]
+def _pointers(dll: Any) -> Any:
+    """A library's functions, as kfs_library has them."""
+    found = (ctypes.c_void_p * len(LIBRARY))(*[ctypes.cast(getattr(dll, name), ctypes.c_void_p) if hasattr(dll, name) else None for name in LIBRARY])
+    _kept.append(found)
+    return found
 
 
 def _refuse_missing(missing: bytes | None) -> None:
     if missing:
         raise OSError(f"this torch lacks {missing.decode()}")
+
+
+def was_said(error: Exception | None, said: Exception) -> bool:
+    """Whether the shim said so, which has no room for all of a text."""
+    return error is not None and str(error)[:200] in str(said)
+
+
+class _Failed(threading.local):
+    """Why this thread's last call of an op that the program has made could not be made."""
+
+    error: Exception | None = None
+    text: Any = None
+
+    def take(self, said: Exception) -> Exception | None:
+        """Once, if it is what the shim said; it may be of a call before, which nobody asked about."""
+        error, self.error = self.error, None
+        return error if was_said(error, said) else None
+
+
+failed = _Failed()
+
+
+def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
+    """The shim's question before the first call with these dtypes: None, or the address of what is said."""
+    s = _schemas[number]
+    try:
+        dtypes = (TYPES[first], TYPES[second]) if s.op.second and first != second else (TYPES[first],)
+        own = s.op.own.on_gpu if on_gpu else s.op.own
+        library = own.library(dtypes)
+        _table[number].functions[on_gpu][first * len(TYPES) + second] = library.find(s.op.function("none", dtypes, s.backward))
+        libraries = (ctypes.c_void_p * len(TYPES)**2).from_address(_table[number].own[on_gpu])
+        libraries[first * len(TYPES) + second] = ctypes.addressof(_pointers(library.dll))  # last: another thread calls what it finds
+        return None
+    except Exception as e:  # C between here and the caller lets none through
+        failed.error, failed.text = e, ctypes.create_string_buffer(str(e).encode())
+        return ctypes.addressof(failed.text)
 
 
 def register(schemas: Sequence[Schema]) -> None:
@@ -137,14 +189,33 @@ def register(schemas: Sequence[Schema]) -> None:
         raise OSError("KF_TORCH_SHIM is 0")
     dll = ctypes.CDLL(str(compiled()))
     pointer = ctypes.c_void_p
-    dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, pointer, ctypes.c_int, *[pointer] * 4], TEXT
+    dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, pointer, ctypes.c_int, pointer, OPEN_OWN], TEXT
+    dll.kfs_implement.restype = TEXT
     dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = [TEXT, TEXT, TEXT, ctypes.c_int, OPEN], TEXT
-    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [ctypes.c_int, *[pointer] * 6], None
-    _table = (_Op * len(schemas))(*[_entry(s) for s in schemas])
-    functions = _pointers(_library.library().dll, "kfp_run", "kfp_space", "kfp_error", "kfp_detail")
-    _refuse_missing(dll.kfs_register(str(LIBTORCH / "libtorch_cpu.so").encode(), _table, len(schemas), *functions))
-    _counts.sources.append(lambda: [(s.op.name, entry.copies) for s, entry in zip(schemas, _table)])
-    _dll = dll
+    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [ctypes.c_int, pointer, pointer], None
+    table = (_Op * dll.kfs_room())()
+    for i, s in enumerate(schemas):
+        table[i] = _entry(s)
+    callback = OPEN_OWN(_open_own)
+    _kept.append(callback)
+    path = str(LIBTORCH / "libtorch_cpu.so").encode()
+    _refuse_missing(dll.kfs_register(path, table, len(schemas), _pointers(_library.library().dll), callback))
+    _schemas.extend(schemas)
+    _table, _dll = table, dll
+    _counts.sources.append(lambda: [(s.op.name, entry.copies) for s, entry in zip(_schemas, _table)])
+
+
+def register_own(schemas: Sequence[Schema], on_gpu: bool = False) -> None:
+    """After register, the same of an op that the program has made, on the CPU and then on a GPU."""
+    if _dll is None:
+        raise OSError("there is no shim")
+    if len(_schemas) + len(schemas) > len(_table):
+        raise OSError("the shim has no room for more ops")
+    for s in schemas:
+        if s not in _schemas:
+            _table[len(_schemas)] = _entry(s)
+            _schemas.append(s)
+        _refuse_missing(_dll.kfs_implement(_schemas.index(s), on_gpu))
 
 
 def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None, key: str = "CUDA", device: str = "cuda") -> None:
@@ -160,8 +231,7 @@ def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None
             return 1  # why_not of _cuda.py says why
         found = _functions(schemas[op], library)
         _kept.append(found)
-        functions = _pointers(library.dll, "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
-        _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), *functions)
+        _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), _pointers(library.dll))
         return 0
 
     callback = OPEN(opened)

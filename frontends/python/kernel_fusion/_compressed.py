@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries that lie in the package compressed by xz, as in a wheel for many machines: less than half of what a wheel's own deflate makes of them
+(bench/NOTES.md). The one that a processor uses is unpacked at its first use into the user's cache directory, where later processes find it."""
+
+import atexit
+import hashlib
+import pathlib
+import shutil
+import tempfile
+
+from kernel_fusion import _files
+
+SUFFIX = ".xz"
+
+
+def _beside(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(path.name + SUFFIX)
+
+
+def compress(path: pathlib.Path) -> None:
+    """Puts a library's compressed form in its place."""
+    import lzma
+
+    _beside(path).write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+    path.unlink()
+
+
+def exists(path: pathlib.Path) -> bool:
+    return path.exists() or _beside(path).exists()
+
+
+def find(path: pathlib.Path) -> pathlib.Path:
+    """Where a library can be loaded from: as it lies, or unpacked."""
+    return path if path.exists() or not _beside(path).exists() else _unpacked(path)
+
+
+def _unpacked(path: pathlib.Path) -> pathlib.Path:
+    data = _beside(path).read_bytes()
+    folder = _files.cache() / f"{path.stem}-{hashlib.sha256(data).hexdigest()[:24]}"
+    try:
+        if not (folder / path.name).exists():
+            _files.write(folder / path.name, _decompressed(path, data))
+        return folder / path.name
+    except OSError:  # nothing can be kept there: for this process alone
+        own = pathlib.Path(tempfile.mkdtemp(prefix="kernel_fusion-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        _files.write(own / path.name, _decompressed(path, data))
+        return own / path.name
+
+
+def _decompressed(path: pathlib.Path, data: bytes) -> bytes:
+    try:
+        import lzma
+    except ImportError:
+        raise ImportError(f"{_beside(path)} is compressed, and this Python was built without lzma: pip install . in a checkout of kf, which "
+                          "compiles libraries as they are") from None
+    return lzma.decompress(data)

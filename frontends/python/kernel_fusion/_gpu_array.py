@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on a GPU of any library: what an object says of itself by the CUDA array interface (version 3) or DLPack, and an array of kf's own, which
+has both, for results of libraries that give no memory."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernel_fusion import _dlpack, _gpu
+
+LEGACY, DEFAULT = 1, (1, 2)  # the default streams, as both interfaces number them
+WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
+LONG = {word: long for long, word in WORDS.items() if long != "bool"}
+BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
+
+
+def is_one(x: Any) -> bool:
+    """Whether it lies on a GPU."""
+    if isinstance(x, np.ndarray) or x is None:
+        return False
+    return hasattr(x, "__cuda_array_interface__") or (hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) in _dlpack.CUDA)
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of elements that lie side by side."""
+    found, distance = [], 1
+    for n in reversed(shape):
+        found.append(distance)
+        distance *= max(n, 1)
+    return tuple(reversed(found))
+
+
+class Array:
+    """Memory on a GPU. dtype: as NumPy calls it. Its work is in the order of `stream`."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: str, device: int, stream: int, *, strides: tuple[int, ...] | None = None,
+                 writable: bool = True, owner: Any = None):
+        self.address, self.shape, self.dtype, self.device, self.stream = address, shape, dtype, device, stream
+        self.strides = dense(shape) if strides is None else strides  # in elements
+        self.word, self.writable, self.owner = WORDS.get(dtype, ""), writable, owner
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_dense(self) -> bool:
+        return 0 in self.shape or all(n == 1 or s == d for n, s, d in zip(self.shape, self.strides, dense(self.shape)))
+
+    def flat(self) -> "Array":
+        """All dimensions as one, of what is dense."""
+        return Array(self.address, (int(np.prod(self.shape)),), self.dtype, self.device, self.stream, writable=self.writable, owner=self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype == "bfloat16":
+            raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
+        size = BYTES[self.word]
+        return {"shape": self.shape, "typestr": np.dtype(self.dtype).str, "data": (self.address, not self.writable), "version": 3,
+                "strides": None if self.is_dense else tuple(s * size for s in self.strides), "stream": self.stream}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _dlpack.CUDA[0], self.device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+        """stream: the one that will read it; -1: nobody waits."""
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("an array of kf's is given as it lies, and nothing else")
+        if stream != -1 and (stream or LEGACY) != self.stream:
+            _gpu.library().wait(self.device, self.stream)
+        return _dlpack.give(self, self.address, self.device, self.shape, self.strides, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"<kf array on cuda:{self.device}, {self.dtype} of the shape {self.shape}>"
+
+
+class Memory:
+    """Of a device, from now on in a stream's order. freed_on: where it is freed when nobody has it, if that stream is sure to be there; None: when
+    the device has done all that it was given."""
+
+    def __init__(self, device: int, stream: int, size: int, freed_on: int | None):
+        self.device, self.freed_on, self.address = device, freed_on, 0
+        self.address = _gpu.library().allocate(device, size, stream)
+
+    def __del__(self) -> None:
+        if self.address:
+            with contextlib.suppress(Exception):  # the process may be at its end
+                _gpu.library().free(self.device, self.address, self.freed_on)
+
+
+def new(shape: tuple[int, ...], dtype: str, device: int, stream: int) -> Array:
+    size = int(np.prod(shape)) * BYTES[WORDS[dtype]]
+    memory = Memory(device, stream, size, stream if stream in DEFAULT else None) if size else None
+    return Array(memory.address if memory else 0, shape, dtype, device, stream, owner=memory)
+
+
+def _device_of(x: Any, address: int) -> int:
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[1])
+    return _gpu.library().device_of(address) if address else 0
+
+
+def read(where: str, name: str, x: Any, stream: int | None) -> Array:
+    """What an object says of its memory. stream: that of the call, None where this object decides it."""
+    if isinstance(x, Array):
+        return x
+    if hasattr(x, "__cuda_array_interface__"):
+        found = _of_interface(where, name, x)
+    elif is_one(x):
+        taken = _dlpack.take(x.__dlpack__(stream=stream or LEGACY))
+        device = int(x.__dlpack_device__()[1])
+        found = Array(taken.address, taken.shape, taken.dtype, device, stream or LEGACY, strides=taken.strides, owner=taken.owner)
+    else:
+        raise TypeError(f"{where}: {name} is {type(x).__name__}, expected an array on a GPU as the others are")
+    if not found.word:
+        raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}")
+    return found
+
+
+def _of_interface(where: str, name: str, x: Any) -> Array:
+    told = x.__cuda_array_interface__
+    if told.get("mask") is not None:
+        raise TypeError(f"{where}: {name} has a mask, which kf does not read")
+    dtype = getattr(getattr(x, "dtype", None), "name", None) or np.dtype(told["typestr"]).name
+    (address, readonly), strides = told["data"], told.get("strides")
+    size = BYTES.get(WORDS.get(dtype, ""), 1)
+    if strides is not None and any(s % size for s in strides):
+        raise ValueError(f"{where}: {name} has strides of {strides} bytes, expected multiples of {size}")
+    # None: nobody need wait for anything, so the default stream will do
+    return Array(address or 0, tuple(told["shape"]), dtype, _device_of(x, address or 0), told.get("stream") or LEGACY,
+                 strides=None if strides is None else tuple(s // size for s in strides), writable=not readonly, owner=x)

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call of an op: what computes it, and its arguments as torch gives them on a stack.
+#ifndef KF_NATIVE_TORCH_CALL_H
+#define KF_NATIVE_TORCH_CALL_H
+
+#include "packed.h"
+#include "torch_abi.h"
+#include "torch_layout.h"
+#include "torch_memory.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 512, BYTES = 6 };
+enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
+static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"};
+static int32_t types[TYPES];
+static kfs_op *ops;
+
+typedef struct kfs_library {
+    int (*run)(int, KFP_PARAMETERS);
+    int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
+    size_t (*space)(int, const int64_t *);
+    const char *(*error)(int), *(*detail)(void), *(*reason)(void); // what the last call of this thread failed of
+} kfs_library;
+
+// Where tensors are, and what computes there.
+typedef struct {
+    int32_t type; // of the device, as torch counts them
+    bool gpu;
+    kfs_library library;
+    int (*open)(int); // of a GPU: before an op's first call there, 0 where it then can be called
+    handle implementations; // torch's, which live as long as the process
+} kfs_place;
+static kfs_place cpu, gpu;
+static const char *(*open_own)(int op, int on_gpu, int first, int second); // of an op that the program has made: NULL where it then can be called
+
+typedef struct {
+    kfs_op *op;
+    const kfs_place *place;
+    const kfs_library *library;
+    int32_t device; // of those of its type
+    handle in[TENSORS], out[TENSORS], rng;
+    int32_t type[TENSORS]; // numbers of dtypes
+    int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
+    double scalars[32];
+    int integers, given, activation;
+    bool strided, no_memory;
+    kfs_layout layout;
+    int32_t vars[VARS];
+    char wrong[1000]; // last: it is written where it is read
+} call;
+
+static bool fail(call *c, const char *what, const char *name)
+{
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s%s%s", c->op->name, name, *name ? " " : "", what);
+    return false;
+}
+
+// Of an allocation that failed.
+static bool fail_for_memory(call *c, const char *what)
+{
+    const char *why = c->place->gpu ? why_no_memory() : "";
+    c->no_memory = c->place->gpu && is_out_of_memory(why);
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, what, *why ? why : "out of memory");
+    return false;
+}
+
+static int type_of(handle h)
+{
+    int32_t found = 0, number = 0;
+    p_aoti_torch_get_dtype(h, &found);
+    while (number < TYPES && types[number] != found) ++number;
+    return number == TYPES - 1 ? TYPES - 2 : number; // bool is read as uint8
+}
+
+static void take_inputs(call *c, value *stack)
+{
+    const kfs_op *op = c->op;
+    for (int i = 0; i < op->inputs; ++i) {
+        handle h = (handle)stack[i];
+        if (op->tensors[i].optional && h) { // optional: a value on the heap
+            value *held = (value *)h;
+            h = (handle)*held;
+            if (p_delete_value) {
+                p_delete_value(held);
+            } else {
+                delete held;
+            }
+        }
+        c->in[i] = h;
+    }
+}
+
+// What stands behind the tensors, in the order of torch/_schema.py.
+static bool take_rest(call *c, const value *stack)
+{
+    const kfs_op *op = c->op;
+    const value *v = stack + op->inputs;
+    c->integers = op->integers;
+    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v), v += op->integers; // sizes come in front of them later
+    memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
+    const value *acts = v;
+    v += op->acts;
+    double p = 0;
+    if (op->dropout) memcpy(&p, v++, sizeof p);
+    c->axis = op->has_axis ? (int64_t)*v++ : -1;
+    c->groups = op->has_groups ? (int64_t)*v++ : 1;
+    if (op->dropout) c->rng = (handle)*v++;
+    const int64_t number = op->has_act ? (int64_t)*v++ : op->activations[0];
+    c->mask = op->backward ? (int64_t)*v : op->saves ? (int64_t)(*v & 0xFF) : -1;
+    while (c->activation < op->number_of_activations && op->activations[c->activation] != number) ++c->activation;
+    if (c->activation == op->number_of_activations) return fail(c, "has no activation of this number", "");
+    const int own = op->act_scalars[c->activation];
+    memcpy(c->scalars + op->scalars, acts, (size_t)own * sizeof *acts);
+    c->given = op->scalars + own;
+    if (op->dropout) c->scalars[c->given++] = p;
+    const double *bounds = op->bounds + (size_t)c->activation * (size_t)op->bound_count * 2;
+    for (int i = 0; i < c->given; ++i)
+        if (!(c->scalars[i] >= bounds[2 * i] && c->scalars[i] <= bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
+    for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
+        c->scalars[c->given] = op->dropout ? p : 0;
+        if (op->dropout) c->scalars[c->given - 1] = 0;
+    }
+    return true;
+}
+
+#endif
