@@ -61,9 +61,9 @@ FAULTS = {"runs while captured": "graph", "keeps the first inputs": "graph", "de
 def tells(gpu, lib, f, fault):
     """Whether somebody could tell at all. A call after another: only where there is a call in place, and a second one changes what the
     first wrote (l2_normalize gives its own result again, and a residual's gradient is a copy of the result's). A row alone: only
-    where something is not added up over rows."""
+    where something is not added up over rows, and rows are not those of a product."""
     if FAULTS[fault] == "alone":
-        return any(a["role"] == "out" for a in f["arguments"])
+        return any(a["role"] == "out" for a in f["arguments"]) and not getattr(cases.own(f), "ROWS_OF_A_PRODUCT", False)
     if FAULTS[fault] != "chained":
         return True
     sizes = cases.of_form(f, robust.LARGE)[0][0]

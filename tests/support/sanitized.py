@@ -58,8 +58,8 @@ def run(lib, runtime, f, sizes, shift):
         if a["unread"]:
             continue
         array, skip = call.data[name], shift * call.data[name].itemsize
-        # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them.
-        owned.append(runtime.place(array.nbytes, array if a["role"] == "in" else None, skip))
+        # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them: but for outputs that are added to.
+        owned.append(runtime.place(array.nbytes, array if a["role"] == "in" or call.scalars.get("beta") else None, skip))
         given[name] = owned[-1] + skip
     if f["state"]:
         owned.append(runtime.place(16, call.image[call.state:call.state + 16].copy()))

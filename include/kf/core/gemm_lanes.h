@@ -77,9 +77,10 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load)(const KFI_MM_ELEMENT *from)
 #if KFI_GEMM_KIND < 2
     return *(const KFI_MM_ANYWHERE *)from;
 #elif KFI_GEMM_KIND == 2 && KFI_GEMM_BYTES == 64
+    const KFI_MM_VECTOR none = {0};
     kfi_cpu_16_halves h;
     memcpy(&h, from, sizeof h);
-    return (KFI_MM_VECTOR)__builtin_ia32_vcvtph2ps512_mask(h, (KFI_MM_VECTOR){0}, KFI_GEMM_MASK_16, 4);
+    return (KFI_MM_VECTOR)__builtin_ia32_vcvtph2ps512_mask(h, none, KFI_GEMM_MASK_16, 4);
 #elif KFI_GEMM_KIND == 2 && KFI_GEMM_BYTES == 32
     kfi_cpu_8_halves h;
     memcpy(&h, from, sizeof h);

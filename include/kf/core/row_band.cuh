@@ -324,11 +324,12 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, 
         if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
     }
 }
-// Before a thread's vectors 1, 2, 4, 8, ...: from here on from the mean of what was gathered. Where the first value of a channel is far from the others, all of their squares would be of that
-// distance, and what is left of the sum of n of them once it is taken off would have n times their roundings.
-template <int form, int vec, class T> KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, T> *m, int split, kf_i64 vectors)
+// Vectors after which a thread goes on from another value than a channel's first one: some elements of each channel.
+template <int form> KFI_DEVICE constexpr int kfi_band_few() { return form == KFI_BAND_EACH ? 4 : 1; }
+// From here on from what is nearly the mean of what was gathered. Where the first value of a channel is far from the others, all of their squares
+// would be of that distance, and what is left of the sum of n of them once it is taken off would have n times their roundings.
+template <int form, int vec, class T> KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, T> *m, int split)
 {
-    if (vectors == 0 || (vectors & (vectors - 1)) != 0) return;
     constexpr int slots = kfi_band_slots<form, vec>(), chains = form == KFI_BAND_ONE ? 2 : vec;
     T apart[slots], square[slots];
     kfi_band_fold<KFI_SUM, form, chains>(apart, m->apart, split);
@@ -336,14 +337,12 @@ template <int form, int vec, class T> KFI_DEVICE void kfi_band_centre(kfi_band_g
 #pragma unroll
     for (int i = 0; i < chains; ++i) m->apart[i] = m->square[i] = 0;
 #pragma unroll
-    for (int s = 0; s < slots; ++s) { // a channel's last chain has its sums: of two channels the second one's, if there is one
+    for (int s = 0; s < slots; ++s) { // the sums go to one of the channel's chains
         const int i = form == KFI_BAND_EACH ? s : s == 0 ? 0 : chains - 1;
-        if (m->number[s] == 0) continue;
-        const T was = m->from[s], now = was + apart[s] / (T)m->number[s], by = now - was;
-        m->from[s] = now;
-        m->apart[i] = apart[s] - (T)m->number[s] * by;
-        m->square[i] = square[s] - by * (apart[s] + m->apart[i]);
-        if (m->square[i] < 0) m->square[i] = 0;
+        const T was = m->from[s], number = (T)m->number[s], share = m->number[s] > 0 ? (T)kfi_rcp_ftz((float)m->number[s]) : (T)0;
+        m->from[s] = was + apart[s] * share;
+        const T by = m->from[s] - was, rest = apart[s] - number * by, left = square[s] - by * (apart[s] + rest);
+        if (m->number[s] > 0) m->apart[i] = rest, m->square[i] = left < 0 ? (T)0 : left;
     }
 }
 template <int form, int vec, class T, class Thread>
