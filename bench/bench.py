@@ -87,14 +87,19 @@ def measure(case, lib, pool, timer, args, library):
         own["any"](0)
         row["any_error"] = round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3) if peers.known(case.f) else None
     timed, wrong = {"kf": kf, **own, **contenders.copy_calls(case, pool, sets, args.backend)}, {}
+    peak = {"kf": sum(map(case.size, case.outputs)) + lib.workspace_bytes(case.f, list(case.sizes))}
     for name, (call, names) in contenders.peer_calls(case, data, args, library).items():
         try:
             if names is not None:
                 check.peer(case, data[0][0], dict(zip(names, call(0))), f"{case.key} {name}")
             timed[name] = call
+            if case.memory and args.backend == "cuda":
+                peak[name] = contenders.peak(call)
         except Exception as error:  # noqa: BLE001 (a peer that fails is reported, and the others are timed)
             wrong[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     times = timer.measure(timed, sets, args.rounds) | wrong
+    if case.memory:
+        row["peak_mib"] = {name: round(n / 2**20) for name, n in peak.items()}
     return row | figures(case, times)
 
 
@@ -111,8 +116,9 @@ def line(row):
         return f"{row['function']:<40} {sizes:<16} WRONG  {row['wrong']}"
     peers = "  ".join(f"{n} {s:.2f}x" for n, s in row["speedup"].items())
     failed = "  ".join(f"{n} FAILED: {t['failed'].splitlines()[0][:120]}" for n, t in row["times"].items() if "failed" in t)
+    memory = "  ".join(f"{n} {mib} MiB" for n, mib in row.get("peak_mib", {}).items())
     return (f"{row['function']:<40} {sizes:<16} {row['times']['kf']['us']:>9.1f} us  {row['gbps']:>7.1f} GB/s  "
-            f"{row['percent_of_copy']:>5.1f} % of copy  {peers}  {failed}").rstrip()
+            f"{row['percent_of_copy']:>5.1f} % of copy  {peers}  {failed}  {memory}").rstrip()
 
 
 def write(args, header, rows, left):

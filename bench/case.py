@@ -23,6 +23,7 @@ class Case:
     scalars: dict = dataclasses.field(default_factory=dict)
     forward: dict = None  # of a gradient: its forward's entry
     any: dict = None  # the function for any activation that it may be called by
+    memory: bool = False  # whether it is said how much memory each contender takes
     by_result: list = None  # of one by the activation's result: its statements of torch
 
     @property
@@ -157,7 +158,7 @@ def _made(f, sizes, at, entry, data, peers, manifest):
     scalars |= {name: n for name, n in zip(f["sizes"], sizes) if name == "groups"}  # which no tensor's shape says
     by_result = f["bwd"] and f["statements_by_result"] and manifest["statements"][f["statements_by_result"]]["torch"]
     any_ = next((g for g in manifest["any"] if f["name"] in g["functions"].values()), None) if "any" in peers else None
-    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, any_, by_result or None)
+    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, any_, entry.get("memory", False), by_result or None)
 
 
 def _taken(f, entry, lists):

@@ -43,6 +43,12 @@ def nvcc_seconds(f, include, folder, *what):
     return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
+def every(functions, step):
+    """Every so many of them, and of an op that falls through one."""
+    found = functions[::step]
+    return found + list({f["op"]: f for f in functions if f["op"] not in {g["op"] for g in found}}.values())
+
+
 def measure(step, nvcc_step):
     selection = Selection(spec.load())
     launchers = {launcher.name: launcher for k in selection.all_kernels() for launcher in k.launchers}
@@ -52,7 +58,7 @@ def measure(step, nvcc_step):
         folder = pathlib.Path(name)
         include = kflib.render(folder)
         nvrtc.compile_text("", arch=ARCH)  # the library is in memory from here on
-        for f in functions[::step]:
+        for f in every(functions, step):
             asked = source.kernel_names(launchers[f["name"]])
             seconds["nvrtc_text"].append(nvrtc.compile_text(source.source(selection, f["name"]), asked, arch=ARCH)[0])
             seconds["nvrtc_header"].append(nvrtc.compile_text(f'#include <{f["header"]}.cuh>\n', asked, include, ARCH)[0])

@@ -60,7 +60,7 @@ def kf_calls(case, lib, pool, data, stream):
 def autograd(case, fn, data):
     """The gradients by PyTorch's autograd. Its graph is kept: the forward pass runs once per tensor set, unless the op is forward and backward."""
     one_pass = case.f["op"] in getattr(peers.of(case.f), "ONE_PASS", ())
-    wanted, kept = ["x"] if one_pass else case.wanted, {}
+    wanted, kept = peers.of(case.f).ONE_PASS[case.f["op"]] if one_pass else case.wanted, {}
 
     def run(i):
         t = {n: v.detach() for n, v in data[i][0].items()}
@@ -75,7 +75,7 @@ def autograd(case, fn, data):
             kept[i] = run(i)
         results, leaves, t = kept[i]
         return torch.autograd.grad(results, leaves, [t[f"d{n}"].to(r.dtype) for n, r in zip(case.results, results)], retain_graph=True)
-    return call, case.results if one_pass else [f"d{n}" for n in wanted]
+    return call, case.results[:one_pass] + [f"d{n}" for n in wanted]
 
 
 def out_calls(case, data):
@@ -114,6 +114,8 @@ def peer_calls(case, data, args, library=None):
         if peer in ("cub", "cublas"):
             if peer in (library or {}) and f["family"] == "reduce" and not f["bwd"]:
                 found[peer] = library[peer](case), None
+        elif peer == "liger":
+            found[peer] = peers.of(f).liger(case, data)
         elif peer == "eager_out":
             if call := out_calls(case, data):
                 found[peer] = call
@@ -128,6 +130,18 @@ def peer_calls(case, data, args, library=None):
             run = compiled(fn) if peer == "compile" else fn
             found[peer] = (lambda i, run=run: run(data[i][0])), case.results
     return found
+
+
+def peak(call):
+    """Bytes that a call takes at most beside what is there before it, its results among them."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = call(0)
+    torch.cuda.synchronize()
+    del kept
+    return torch.cuda.max_memory_allocated() - before
 
 
 def copied(moved):

@@ -36,6 +36,8 @@ class Pool:
 
     def _shaped(self, shape, dtype, how, case):
         """What depends on more than the number of elements."""
+        if how == "words":
+            return torch.randint(case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how == "labels":
             return torch.randint(case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how in ("mask", "seen"):
@@ -45,6 +47,8 @@ class Pool:
         values = self._normal(math.prod(shape)).view(shape)
         if how == "distribution":
             return values.softmax(-1).to(dtype)
+        if how == "small":  # as a layer's weights are
+            return (values / 64).to(dtype)
         assert how == "near_one", how
         return torch.exp(values / shape[1] ** 0.5).to(dtype)
 

@@ -6,17 +6,18 @@
     BACKWARD   all gradients in closed form, where torch.compile is to make one kernel of them
     GRADIENT   float64 gradients made of what the backward is given, where those of the formula would cancel
     DRAW       {op: {argument: how it is drawn}}, where that is not N(0, 1)
-    ONE_PASS   ops whose forward is the user's forward and backward
+    ONE_PASS   {op: the inputs whose gradients it has} of ops whose forward is the user's forward and backward
+    EACH       how many numbers a row has, of sizes, where that is more than those of a tensor that has rows
     OUT        PyTorch's functions that write into given tensors: (op, bwd) -> a call without arguments
 
 Another family is another file, and a line in FAMILIES.
 """
 
-from peers import gemm, lookup, normed_pairs, pairs, reduce, row
+from peers import gemm, logits, lookup, normed_pairs, pairs, reduce, row
 from peers import map as map_family
 
 FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs, "normed_pairs": normed_pairs,
-            "gemm": gemm}
+            "gemm": gemm, "logits": logits}
 
 
 def of(f):

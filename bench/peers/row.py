@@ -78,7 +78,7 @@ FORWARD = {
     "cross_entropy_soft": lambda act, t, s, drop: F.cross_entropy(t["x"], t["target"], reduction="none"),
     "nll": lambda act, t, s, drop: F.nll_loss(t["x"], t["label"], reduction="none", ignore_index=int(s["ignore_index"])),
 }
-ONE_PASS = ("cross_entropy_with_grad",)  # the loss and dx, its gradient
+ONE_PASS = {"cross_entropy_with_grad": ("x",)}  # the loss and dx, its gradient
 
 
 def _softmax_gradient(t, s):

@@ -9,7 +9,7 @@ def dtype_tuples(op, dtypes):
     if op.types == "pairs":
         return [(a, b) for a in DTYPES for b in DTYPES if a != b and a in dtypes and b in dtypes]
     found = [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
-    if op.types in ("weights", "results") and "f32" in dtypes:
+    if op.types in ("weights", "results", "gradients") and "f32" in dtypes:
         found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
     return found + [(*d, word) for word in INDEX[1:] for d in found if op.indexed]
 

@@ -37,7 +37,8 @@ def _call(members):
     return found
 
 
-def _entry(pattern, op, members):
+def _entry(pattern, op, members, with_grad):
+    """with_grad: the op that has its results and gradients in one call, where it has no gradient of its own."""
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f, axes = forward[0], packed.axes(forward[0])
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
@@ -49,7 +50,7 @@ def _entry(pattern, op, members):
             "activations": list(dict.fromkeys(m["activation"] for m in forward)),
             "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
             "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": second,
-            "forward": _call(forward), "backward": _call(backward) if backward else None}
+            "forward": _call(forward), "backward": _call(backward) if backward else None, "with_grad": "" if backward else with_grad}
 
 
 def table(made):
@@ -60,7 +61,10 @@ def table(made):
         scalars.setdefault(f["activation"], [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"])
         rising[f["activation"]] = f["rising"] or rising.get(f["activation"], [])
     ops = {op["pattern"]: op for op in made["ops"]}
-    return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members) for pattern, members in groups.items()],
+    def with_grad(pattern):
+        return names.stem(f"{pattern}_with_grad") if f"{pattern}_with_grad" in groups else ""
+
+    return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members, with_grad(pattern)) for pattern, members in groups.items()],
             "activations": {a["name"]: {"id": a["id"], "scalars": scalars[a["name"]], "rising": rising[a["name"]]}
                             for a in made["activations"] if a["name"] in scalars},
             "aliases": made["aliases"]}

@@ -56,6 +56,7 @@ class Kernel(Signature):
     picked = ()  # operands of which nothing is read but a row's value in one column
     result = None  # of a backward: the output that is the activation's result as it is
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
+    parts = ()  # kernels whose launchers its own call
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
     apart = False  # and its tensors lie in any way

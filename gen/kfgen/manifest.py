@@ -67,7 +67,7 @@ def value(k, act, argument):
 def variables(k):
     """The type variables of a function: what each is and what it is of."""
     found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
-    if k.op.types != "one":
+    if k.op.types not in ("one", "gradients"):
         found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
     elif k.second.word != k.dtypes[0]:
         found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
@@ -233,7 +233,7 @@ def build(selection, user=None):
 CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", "activation_t", "context_t", "tensor_t", "stream_t",
               "event_t", "get_error_string", "get_last_error_detail", "check_abi",
               "load", "store", "warp_sum", "warp_max", "warp_min", "block_sum", "block_max", "block_min", "philox", "dropout", "rng_t",
-              "make_rng", "read_rng")
+              "make_rng", "read_rng", "rope_scheme_t", "rope_scaling_t", "rope_magnitude", "rope_frequencies_f32", "rope_table_f32", "rope_table_f64")
 
 
 def clashes(selection, user=None):

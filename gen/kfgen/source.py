@@ -41,11 +41,13 @@ def find(selection, name):
 
 
 def cut(selection, launcher):
-    """The selection with this launcher's kernel and activation alone."""
+    """The selection with this launcher's kernel and activation alone, and what it calls."""
     k, act = launcher.kernel, launcher.act
-    found = Selection(selection.spec)
-    found.ops, found.activations, found.dtypes = [k.op], [act], list(k.dtypes)
-    found._kernels = {k.op.pattern: [with_acts(k, [act])]}
+    found, of = Selection(selection.spec), {}
+    for kernel in (k, *k.parts):
+        of.setdefault(kernel.op.pattern, []).append(with_acts(kernel, [act]))
+    found.ops = [selection.spec.ops[pattern] for pattern in of]
+    found.activations, found.dtypes, found._kernels = [act], list(k.dtypes), of
     return found
 
 

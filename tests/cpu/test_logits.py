@@ -3,10 +3,13 @@
 looked at before anything is written."""
 
 import checks
+import faults
 import kflib
 import numpy as np
 import pytest
+import refusals
 import storage
+import strided
 from conftest import BUILD
 
 SMALL = ("-DKFI_CPU_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64")  # rows of a chunk
@@ -36,6 +39,27 @@ def test_chunks(lib, memory, f):
     if "dx" in (a["name"] for a in f["arguments"]):
         for drop in (("dx",), ("dweight",), ("dbias", "dloss"), ("dx", "dweight", "dbias")):
             checks.run(lib, memory, f, (150, 33, 9), drop=drop)
+
+
+@pytest.mark.parametrize("f", [f for f in FUNCTIONS if "i32" not in f["dtypes"]], ids=lambda f: f["name"])
+def test_rows_that_lie_apart(lib, memory, f):
+    """Chunk by chunk, to the bit; one of fewer rows than a chunk too."""
+    for turn, sizes in enumerate(((150, 33, 9), (65, 24, 16), (3, 19, 7))):
+        strided.same(lib, memory, f, sizes, turn=turn)
+
+
+def test_tensors_of_other_rows_may_not_lie_side_by_side(lib):
+    """Of as many rows as columns: they are apart as a whole, but not chunk by chunk, which a part would find after the first."""
+    f = function("kf_linear_cross_entropy_with_grad_f32")
+    layout = checks.Layout(lib, f, (130, 130, 8))
+    call = strided.Call(layout, {"weight": [16], "dx": [16]})
+    image = call.image
+    base = image.ctypes.data + -image.ctypes.data % 256
+    given = call.arguments(base)
+    given["dx"] = given["weight"] + 8 * 4
+    before = image.copy()
+    assert lib.call(f, given) == refusals.OVERLAP and (image == before).all()
+    assert "dx" in str(lib.detail) and "overlaps weight" in str(lib.detail), lib.detail
 
 
 def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
@@ -80,6 +104,32 @@ def test_the_workspace_is_that_of_a_chunk(lib):
     before = call.image.copy()
     assert lib.call(f, given) != 0 and (call.image == before).all()
     assert "kf_cpu_linear_cross_entropy_with_grad_bf16: workspace" in str(lib.detail), lib.detail
+
+
+FAULTS = {
+    "every chunk is of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"x \+ kfi_first", "x + 0 * kfi_first",
+                                         "kf_linear_cross_entropy_f32"),
+    "labels of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"label \+ kfi_first", "label", "kf_linear_cross_entropy_f32"),
+    "the last chunk has the first one's rows": ("kf/core/logits.h", r"rows % p\.chunk", "0", "kf_linear_cross_entropy_with_grad_f32"),
+    "gradients of weights of the last chunk alone": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_first \? 1 : ", "",
+                                                     "kf_linear_cross_entropy_with_grad_bf16_f32"),
+    "rows of the inputs' gradient lie as the inputs'": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_layer\.dx = strides->dx",
+                                                        "kfi_layer.dx = strides->x", "kf_linear_cross_entropy_with_grad_f32")}
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    for file, text, instead, _ in FAULTS.values():
+        faults.plant(include, tmp_path, file, text, instead)
+
+
+@pytest.mark.parametrize("what", faults.some(FAULTS))
+def test_seeded_fault(include, memory, tmp_path, what):
+    file, text, instead, name = FAULTS[what]
+    f = function(name)
+    lib = kflib.build("cpu", [f], tmp_path / "lib", ("-O1", *SMALL), include=faults.plant(include, tmp_path, file, text, instead))
+    with pytest.raises(checks.Failure):
+        checks.run(lib, memory, f, (150, 33, 9))
+        strided.same(lib, memory, f, (65, 24, 16))
 
 
 def test_gradients_of_bf16_over_many_chunks(lib, memory):

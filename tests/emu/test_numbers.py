@@ -44,7 +44,7 @@ def test_numbers(lib, emu, memory, f):
     numeric.numbers(lib, memory, f, whole=whole, shared=all_shapes)
     if cases.LEVEL == 1 and whole and emu.missing():  # those of one vector a thread, which level 1's orders have of few shapes
         numeric.numbers(lib, emulator.Memory(emu, emulator.RUNS[:1]), f, whole=whole)
-    others = getattr(cases.own(f), "KERNELS_OF_OTHERS", False)
+    others = selection.calls_others(f)
     assert not whole or others or emu.missing() == [], "kernels that no shape reaches"
 
 

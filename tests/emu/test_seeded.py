@@ -152,6 +152,8 @@ SEEDED = {
         "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
     "half of the threads of a head": (
         "kf/core/normed_pairs.cuh", r"by = across / 2", "by = across / 4", ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"), ()),
+    "losses of the first rows in every chunk": (
+        "kf/ops/linear_cross_entropy.host.cuh", r"x \+ kfi_first", "x + 0 * kfi_first", ("kf_linear_cross_entropy_f32",), ()),
     "a product's gradient added to all that is there": (
         "kf/core/gemm_sum.cuh", r"values\[e\] \+= \(real\)t\.beta \* old", "values[e] += old", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"), ()),
     "the second product with the first one's weights": (

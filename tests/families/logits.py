@@ -101,7 +101,7 @@ class Expected:
             beta = s.get("beta", 0.0)
             old = beta * read[name] if beta else np.zeros(value.shape)
             error = error + 2 * eps * (np.abs(old) + np.abs(value))
-            if self.rounds:  # what is there after each chunk
+            if self.rounds and call.tensors[name]["dtype"] == dtype:  # what is there after each chunk
                 other = np.abs(np.nan_to_num(x)) if name == "dweight" else np.ones((len(label), 1))
                 size = np.abs(old) + (np.abs(np.nan_to_num(slope)).T @ other).reshape(value.shape)
                 error = error + chunks(call) * storage.ulp(size, self.dtype)

@@ -59,7 +59,7 @@ def test_it_is_what_tests_read(manifest):
 def more_dimensions(f, sizes):
     """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one; of several tensors where it takes them."""
     if f["axes"]["shaped_by"]:
-        more = {"batch": (2,), "rows": (3,) if "between" in f["axes"]["sizes"].values() else ()}
+        more = {"batch": (2,), "rows": (3,) if f["axes"]["sizes"]["rows"] in ("between", "before") else ()}
         return {a["name"]: tuple(n for size in a["shape"] for n in (*more.get(size, ()), eval(size, {}, sizes)))
                 for a in from_manifest.tensors(f, "in") if a["name"] in f["axes"]["shaped_by"]}, None
     elem = next(a for a in from_manifest.tensors(f) if a["kind"] in ("elem", "half"))

@@ -56,7 +56,7 @@ def test_unknown_name(capsys, command):
 
 
 CPU = ["kf_cpu_add_relu_f16", "kf_cpu_add_i32", "kf_cpu_bias_gelu_bwd_bf16", "kf_cpu_batch_norm_silu_bwd_f32", "kf_cpu_silu_dropout_state_bwd_f64",
-       "kf_cpu_cast_f32_bf16"]
+       "kf_cpu_cast_f32_bf16", "kf_cpu_linear_cross_entropy_with_grad_bf16_f32"]
 
 
 @pytest.mark.parametrize("name", CPU)
@@ -69,7 +69,8 @@ def test_c(capsys, tmp_path, name):
     subprocess.run(["gcc", *flags, "-c", str(path), "-o", str(tmp_path / "one.o")], check=True)
 
 
-CUDA = ["kf_add_relu_f16", "kf_bias_gelu_bwd_bf16", "kf_batch_norm_bwd_f32", "kf_silu_dropout_state_f32", "kf_gelu_glu_bwd_f64", "kf_cast_f32_bf16"]
+CUDA = ["kf_add_relu_f16", "kf_bias_gelu_bwd_bf16", "kf_batch_norm_bwd_f32", "kf_silu_dropout_state_f32", "kf_gelu_glu_bwd_f64", "kf_cast_f32_bf16",
+        "kf_linear_cross_entropy_f32"]
 
 
 @pytest.mark.parametrize("name", CUDA[:3])

@@ -21,14 +21,12 @@ def test_comparisons(text, whole):
 def test_signatures():
     """ignore_index is a whole number wherever it is, before the scalars that are none."""
     found = [f for f in FUNCTIONS if any(a["name"] == "ignore_index" for a in f["arguments"])]
-    layers = {"linear_cross_entropy", "linear_cross_entropy_with_grad"}  # which have no strides
+    layers = {"linear_cross_entropy", "linear_cross_entropy_with_grad"}
     assert {f["op"] for f in found} == {"cross_entropy", "cross_entropy_with_grad", "cross_entropy_weighted", "nll"} | layers
-    for f in (f for f in found if f["op"] in layers):
-        assert "int64_t depth, int64_t ignore_index" in f["signature"] and "int64_t depth, int64_t ignore_index" in f["cpu_signature"]
-    for f in (f for f in found if f["op"] not in layers):
+    for f in found:
         names = [a["name"] for a in f["arguments"]]
         assert "strides, int64_t ignore_index" in f["signature"] and "strides, int64_t ignore_index" in f["cpu_signature"]
-        assert names[names.index("cols") + 2] == "ignore_index" and f["scalars"]["ignore_index"] == -100
+        assert names[names.index("depth" if f["op"] in layers else "cols") + 2] == "ignore_index" and f["scalars"]["ignore_index"] == -100
 
 
 ENTRY = """

@@ -24,7 +24,7 @@ HOST = ("act.h", "check.h", "choose.h", "convert.h", "gemm.h", "gemm_block.h", "
         "gemm_plan.h", "gemm_seam.h", "launchers.h", "logits.h", "lookup.h", "map.h",
         "map_tile.h", "map_traverse.h", "math.h", "math_bits.h", "math_exp.h",
         "math_normal.h", "normed_pairs.h", "pairs.h",
-        "pairs_check.h", "parallel.h", "philox_tile.h", "reduce.h", "reduce_place.h", "row.h", "stream.h", "result.h", "tile.h",
+        "pairs_check.h", "parallel.h", "philox_tile.h", "reduce.h", "reduce_place.h", "rope_table.h", "row.h", "stream.h", "result.h", "tile.h",
         "launch.cuh", "launch_args.cuh", "launch_driver.cuh", "launch_runtime.cuh")
 
 

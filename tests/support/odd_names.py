@@ -11,6 +11,14 @@ from kfgen import spec
 from kfgen.families import FAMILIES
 from kfgen.render import Renderer, Selection
 
+
+def of_logits(pattern):
+    """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
+    text = (kflib.ROOT / "gen/spec/logits.toml").read_text().partition(f'[op.{pattern}]\n')[2].partition("\n\n")[0]
+    lines = [line for line in text.splitlines() if line.partition(" ")[0] not in ("family", "brief", "source", "since")]
+    return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
+
+
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
 ENTRIES = {
     "map": ["""
@@ -119,7 +127,8 @@ products = { <p> = "<h> * <w>", <q> = "<h> * <v>" }
 saved = { <t> = "<p>", <u> = "<q>" }
 expr = "act(<t>) * <u>"
 ref = "act(<p>) * <q>"
-"""]}
+"""],
+    "logits": [of_logits("linear_cross_entropy"), of_logits("linear_cross_entropy_with_grad")]}
 HOLE = re.compile(r"<(\w+)>")
 # One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
 ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"gemm": "silu"}
@@ -188,12 +197,20 @@ def pairs(family, folder):
     plain = "\n".join(op(family, f"plain{i}", entry, plain_names(entry)) for i, entry in enumerate(ENTRIES[family]))
     made = Renderer(selected(plain), family).render()
     names, longer = identifiers(text for header, text in made.items() if header.startswith("kf/user/") and "/activations" not in header)
-    names = [n for n in names if n not in FAMILIES[family].names]  # what expressions of the family alone read
+    fixed = {*FAMILIES[family].names, *as_they_are(path)}
+    names = [n for n in names if n not in fixed]
     odd = spread(family, names, longer)
     wanted = selected(plain + "\n".join(op(family, f"odd{i}", ENTRIES[family][number], taken) for i, (number, taken) in enumerate(odd)))
     functions = {f["name"]: f for f in kflib.write(wanted, folder, spec.user_stem([path]))}
     return path, [(functions[re.sub(r"odd\d+", f"plain{odd[int(turn[1])][0]}", name)], f)
                   for name, f in functions.items() if (turn := re.search(r"odd(\d+)", name))], names
+
+
+def as_they_are(path):
+    """Names that entries of the file cannot choose, and those of their gradients."""
+    found = {n for o in spec.load([path]).ops.values() if not o.builtin for n in (*(x.name for x in o.operands), *o.scalars, *o.outputs, *o.saved)}
+    found = {n for n in found if not n.startswith("zz")}
+    return found | {f"d{n}" for n in found}
 
 
 def some(found, one_of):

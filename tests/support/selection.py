@@ -20,12 +20,20 @@ def schedule(f):
     return f["family"], f["layout"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"]
 
 
+def calls_others(f):
+    """Whether a function has no kernels of its own."""
+    return getattr(cases.own(f), "KERNELS_OF_OTHERS", False)
+
+
 def features(f):
     """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
     its schedule for the dtype of its elements; each mix of dtypes in its family's kernels of a layout; each activation inside of its family's
     kernels; whether its gradient reads the argument; the gradient by an activation's result. Of casts, which are one schedule, each conversion.
     In CUDA each activation in float32, in float64 and in one of the dtypes of 2 bytes, which are computed in float32; in C
     tests/cpu/test_activations.py has each in each dtype."""
+    if calls_others(f):
+        yield from of_calls(f)
+        return
     none = f["activation"] == "none"
     yield "op", f["op"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), f["dtypes"][0], f["name"] if f["op"] == "cast" else ""
@@ -38,8 +46,21 @@ def features(f):
         yield "by result", f["activation"]
 
 
+def of_calls(f):
+    """What may be wrong in a function that is made of calls of other functions, for every dtype by one text: its op, exact and rounded; how large
+    an element is; indices of the other type; gradients of weights in another dtype than theirs. That a call's tensors are of its dtypes compilers
+    say."""
+    yield "op", f["op"], f["dtypes"][0] in ("f32", "f64")
+    yield "element", f["family"], f["dtypes"][0].replace("bf16", "f16")
+    yield "index", f["family"], f["dtypes"][-1] == "i32"
+    yield "second", f["family"], "f32" in f["dtypes"][1:]
+
+
 def thin(f):
     """What is left of `features` for a family that nobody has changed since all of its tests passed."""
+    if calls_others(f):
+        yield from of_calls(f)
+        return
     yield "op", f["op"], f["bwd"], f["state"]
     yield "schedule", schedule(f), f["dtypes"][0]
 

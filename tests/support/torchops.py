@@ -84,13 +84,15 @@ class Case:
 
 def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
+    if word == "words":
+        return torch.randint(0, FORMS[f["form"]][1], shape, generator=rng)
     if word == "labels":
         return torch.randint(0, FORMS[f["form"]][-1], shape, generator=rng)
     if word == "seen":
         return torch.rand(shape, generator=rng) > 0.4
     x = torch.randn(shape, generator=rng, dtype=torch.float64)
     x = {"normal": lambda: x, "mask": lambda: x, "uniform": lambda: torch.sigmoid(x) * 0.8 + 0.1, "distribution": lambda: x.softmax(-1),
-         "near_one": lambda: 1 + x / 8}[word]()
+         "near_one": lambda: 1 + x / 8, "small": lambda: x / 8}[word]()
     return x.to(dtype)
 
 

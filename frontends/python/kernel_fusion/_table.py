@@ -98,6 +98,7 @@ class Op:
     second: str  # what the second dtype is of: weights, results
     forward: Call
     backward: Call | None
+    with_grad: str = ""  # the op that has its results and their gradients in one call, where it has no backward
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
     label: str = ""  # what messages call it, where that is not its name
     own: Any = None  # the library that has its functions, where that is not the package's: _compiled.Own
@@ -233,7 +234,7 @@ def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: 
     same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
     return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
               dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"], found["shaped_by"]),
-              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
+              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None, with_grad=found["with_grad"],
               scalars={a: scalars[a] for a in found["activations"]}, rising={a: rising[a] for a in found["activations"]}, label=label, own=own,
               formulas=formulas)
 

@@ -52,20 +52,30 @@ class LogitsKernel(Kernel):
         self.outputs = [Tensor(name, "per_row", self.dtype.acc, "out", "saved" if name in op.saved else "output", "acc", (name,), exprs=[node],
                                required=name not in op.saved) for name, node in nodes.items()]
         if self.slopes:
-            found = [Tensor(gradient_of(s.name), s.kind, self.dtype, "out", "output", "T", (gradient_of(s.name),), required=False)
-                     for s in self.of.values()]
+            plain = self.dtype, "T"
+            of_weights = (self.second, "U") if self.second is not self.dtype else plain
+            wide = {"left": plain, "right": of_weights, "row": of_weights}
+            found = [Tensor(gradient_of(s.name), kind, wide[kind][0], "out", "output", wide[kind][1], (gradient_of(s.name),), required=False)
+                     for kind, s in self.of.items()]
             self.outputs[len(op.outputs) - 1:len(op.outputs) - 1] = found
         roots = [*(e for s in self.outputs for e in s.exprs), *([outs[gradient_of(ROW)]] if self.slopes else [])]
         self.graph, self.roots = copy(graph, roots, {})
         self.streams = self.inputs + self.outputs
+        self.strided = [s.name for s in self.streams if s.kind in ("left", "right")]
         self.integers, self.scalars, self.keeps = list(op.integers), [s for s in op.scalars if s not in op.integers], False
 
     @functools.cached_property
     def parts(self):
         """The kernels that it is made of: the layer, the op over rows and, where there are gradients, the layer's."""
         layer, rows = self.op.made_of
-        found = [LAYERS.forward(layer, self.dtypes[:1]), ROWS.forward(rows, self.dtypes)]
-        return found + ([LAYERS.backward(layer, self.dtypes[:1])] if self.slopes else [])
+        own, number = self.dtypes[:1], [self.index_dtype.word] * (self.index_dtype.word in self.dtypes)
+        wide = [self.second.word] * (self.second is not self.dtype)
+        found = [LAYERS.forward(layer, own), ROWS.forward(rows, (*own, *number))]
+        return found + ([LAYERS.backward(layer, (*own, *wide))] if self.slopes else [])
+
+    @property
+    def shaped_by(self):
+        return [self.of["right"].name, self.of["left"].name]
 
     @property
     def needs(self):
@@ -102,6 +112,11 @@ class Logits(Family):
     title = "Losses of logits that are never whole"
     forms = {"logits": {"elem": "rows, cols", "left": "rows, depth", "right": "cols, depth", "row": "cols", "per_row": "rows"}}
     sizes = {"logits": "rows, cols, depth"}
+    axes = {"logits": (None, {"rows": "before", "cols": -2, "depth": -1})}
+    levels = {"logits": ("",)}
+    autocast = "low"
+    types = ("gradients",)
+    second = "gradients of weights"
     kinds = ("left", "right", "row", "per_row")
     whole = ()
     indices = LIES  # read by the layer

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `logits` in both backends: which launchers a chunk of rows goes through, and what they are given."""
 
+from kfgen import names
 from kfgen.names import gradient_of
 from kfgen.schedule import C, Cuda
 from kfgen.signature import Launcher
@@ -14,10 +15,10 @@ class Calls:
     def place(self, name):
         """A tensor of the chunk: of all rows one further on."""
         k = self.k
-        stream = next(s for s in k.streams if s.name == name)
+        at, stream = next((i, s) for i, s in enumerate(k.streams) if s.name == name)
         if stream.kind not in ("left", "per_row"):
             return name
-        step = "kfi_first * depth" if stream.kind == "left" else "kfi_first"
+        step = f"kfi_first * kfi_all.of[{at}].apart[0]" if stream.kind == "left" else "kfi_first"
         may_be_null = stream.absent is not None or not stream.required
         return f"{name} ? {name} + {step} : {self.null}" if may_be_null else f"{name} + {step}"
 
@@ -29,7 +30,8 @@ class Calls:
         k, (x, weight, bias) = self.k, (self.k.of[kind].name for kind in ("left", "right", "row"))
         found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
         found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
-        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "strides": self.null, "stream": "stream"}
+        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "stream": "stream"}
+        found["strides"] = "&kfi_layer" if layer else self.null
         if not layer:
             row = next(o.name for o in k.op.made_of[1].operands if o.kind == "elem")
             return found | {row: "kfi_logits", gradient_of(row): "kfi_logits"}
@@ -52,6 +54,18 @@ class Calls:
             arguments = [given[a.name] for a in launcher.arguments] + ["stream"] * (not self.cpu)
             found.append((launcher.cpu_name if self.cpu else f"{launcher.name}<>", ", ".join(arguments)))
         return found
+
+    @property
+    def layer_strides(self):
+        return names.strides(self.k.op.made_of[0].pattern)
+
+    @property
+    def strides(self):
+        """[(the layer's tensor, this op's)] of those that have strides."""
+        k = self.k
+        found = {"x": k.of["left"].name, "weight": k.of["right"].name}
+        found |= {gradient_of(name): gradient_of(own) for name, own in found.items()}
+        return [(name, own) for name, own in found.items() if own in k.strided]
 
     @property
     def chunk_bytes(self):
@@ -81,12 +95,13 @@ class LogitsC(Calls, C):
     def run_parameters(self):
         k = self.k
         found = [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [f"int64_t {s}" for s in k.sizes]
+        found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
         found += ["const kf_i64 *kfi_integers", f"const {k.scalar_ctype} *kfi_scalars"]
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
     def run_arguments(self, launcher):
         k = self.k
-        found = [a.name for a in k.tensor_arguments] + k.sizes + ["kfi_integers", "kfi_scalars"]
+        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + ["kfi_integers", "kfi_scalars"]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):

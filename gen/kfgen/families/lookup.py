@@ -55,6 +55,10 @@ class LookupKernel(Kernel):
         self.scalars = [s for s in op.scalars if s not in op.integers]
 
     @property
+    def shaped_by(self):
+        return [self.number.name, self.table.name]
+
+    @property
     def added(self):
         return []  # its own kernel adds up
 
@@ -91,6 +95,7 @@ class Lookup(Family):
     title = "Rows of tables"
     forms = {"lookup": {"elem": "rows, cols", "table": "vocab, cols", "number": "rows"}}
     sizes = {"lookup": "rows, cols, vocab"}
+    axes = {"lookup": (None, {"rows": "before", "cols": -2, "vocab": -1})}
     kinds = ("table", "number")
     indices = ("number",)
     codes = {"table": 2, "number": 4}

@@ -68,29 +68,56 @@ KFI_ONCE kf_result_t kfi_logits_failed(kf_result_t result, const kfi_name *name)
     return result;
 }
 
-/* shapes: of each tensor a word, its extents: r rows, c columns, d depth. sizes: rows, cols, depth. wanted: whether there is anything to do. */
-KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments, const char *shapes, const kf_i64 *sizes,
-                                      const void *workspace, size_t got, size_t expected, int *wanted)
+/* Whether tensors of other extents meet: rows of one beside rows of the other are apart in all, but not chunk by chunk. */
+KFI_ONCE kf_result_t kfi_check_logits_apart(const kfi_name *name, const kfi_arguments *arguments, const kfi_levels *levels, const kfi_operands *all)
+{
+    for (int i = 0; i < all->count; ++i)
+        for (int j = 0; j < all->count; ++j) {
+            const char *const own = kfi_word(arguments->words, i), *const other = kfi_word(arguments->words, j);
+            if (levels[i].words == levels[j].words || !kfi_clashes(all, NULL, i, j)) continue;
+            return kfi_fail(KF_ERROR_OVERLAP, name, own, "at %p overlaps %.*s at %p, expected memory apart", all->of[i].ptr,
+                            (int)strcspn(other, " "), other, all->of[j].ptr);
+        }
+    return KF_SUCCESS;
+}
+
+/* shapes: of each tensor a word, its extents: r rows, c columns, d depth; of two extents it has a stride. sizes: rows, cols, depth. Sets how far
+   apart rows are (apart[0]), and all->wanted: outputs that are there, and are to be written. */
+KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const char *shapes,
+                                      const kf_i64 *sizes, const void *workspace, size_t got, size_t expected, kfi_operands *all)
 {
     const kf_i64 left[] = {sizes[0], sizes[2]}, right[] = {sizes[1], sizes[2]};
     kf_i64 elements[KFI_MAX_TENSORS];
-    kfi_operands operands;
+    kfi_levels levels[KFI_MAX_TENSORS];
     kfi_shape shape = {0, 0, 0, 0, NULL};
+    memset(all, 0, sizeof *all);
+    memset(levels, 0, sizeof levels);
     kf_result_t code = kfi_check_sizes(name, "rows depth", left, 2);
     if (code == KF_SUCCESS) code = kfi_check_sizes(name, "cols depth", right, 2);
     if (code == KF_SUCCESS) code = kfi_check_sizes(name, "rows cols", sizes, 2);
     if (code != KF_SUCCESS) return code;
     int written = 0;
-    for (int i = 0; *shapes; ++i) {
-        for (elements[i] = 1; *shapes && *shapes != ' '; ++shapes) elements[i] *= sizes[*shapes == 'r' ? 0 : *shapes == 'c' ? 1 : 2];
-        shapes += *shapes == ' ';
+    for (int i = 0; code == KF_SUCCESS && *shapes; ++i) {
+        const kf_i64 rows = sizes[shapes[0] == 'r' ? 0 : 1];
+        const int matrix = shapes[1] == 'd';
+        elements[i] = matrix ? rows * sizes[2] : rows;
+        if (matrix) {
+            levels[i].count = 1;
+            levels[i].line = sizes[2];
+            levels[i].size[0] = rows;
+            levels[i].words = shapes[0] == 'r' ? ". rows" : ". cols"; /* the first word is what a stride's name has behind the tensor's */
+            code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
+            elements[i] = elements[i] ? all->of[i].extent : 0;
+        }
         written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
+        shapes += strcspn(shapes, " ");
+        shapes += *shapes == ' ';
     }
-    if (!written) return KF_SUCCESS;
+    if (code != KF_SUCCESS || !written) return code;
     shape.elements = elements;
-    code = kfi_check_operands(name, arguments, &shape, NULL, &operands);
-    if (code == KF_SUCCESS && operands.wanted) code = kfi_check_workspace(name, arguments, &operands, workspace, got, expected);
-    *wanted = code == KF_SUCCESS && operands.wanted;
+    code = kfi_check_operands(name, arguments, &shape, levels, all);
+    if (code == KF_SUCCESS && all->wanted) code = kfi_check_logits_apart(name, arguments, levels, all);
+    if (code == KF_SUCCESS && all->wanted) code = kfi_check_workspace(name, arguments, all, workspace, got, expected);
     return code;
 }
 

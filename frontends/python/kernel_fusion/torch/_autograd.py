@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from kfgen.names import gradient_of
 from torch import Tensor
 
-from kernel_fusion._table import Op, formulas
-from kernel_fusion.torch import _formula, _recomputed
+from kernel_fusion._table import Op, formulas, ops
+from kernel_fusion.torch import _formula
 from kernel_fusion.torch._schema import schema, words
 
 
@@ -39,10 +40,10 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     """(the op's forward, the Function around it, that of eager calls: past the overload's own Python, which torch.compile has to see)"""
     forward = getattr(namespace, op.name).default
     now = getattr(forward, "_op", forward)
-    by = _recomputed.other(op)
-    if by:
-        both = getattr(namespace, by.name).default
-        return forward, *(_recomputed.make(op, by, which, both) for which in (forward, now))
+    if op.with_grad:
+        other = ops()[op.with_grad]
+        both = getattr(namespace, other.name).default
+        return forward, *(_by_other(op, which, other, both) for which in (forward, now))
     if op.backward is None:
         return forward, _without(op, forward), _without(op, now)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
@@ -59,6 +60,35 @@ def _without(op: Op, forward: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
             raise NotImplementedError(f"kf.{op.label or op.name} has no gradient")
+
+    Function.__name__ = f"kf_{op.name}"
+    return Function
+
+
+def _by_other(op: Op, forward: Any, other: Op, with_grad: Any) -> Any:
+    """The gradient is what another op computes beside the results, once those's own gradients are known: with the results again."""
+    own, its = ([name for _, name in schema(o, False).arguments] for o in (op, other))
+    inputs, count = [t.name for t in op.forward.inputs], len(op.forward.inputs)
+    of_results = {gradient_of(t.name): i for i, t in enumerate(op.forward.outputs)}
+    constant = [i for i, t in enumerate(op.forward.outputs) if t.use == "saved"]
+    found_at = {t.name: i for i, t in enumerate(other.forward.outputs)}
+    again = _without(other, with_grad).apply
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            found = forward(*args)
+            ctx.save_for_backward(*args[:count])
+            ctx.rest = args[count:]
+            ctx.mark_non_differentiable(*(found[i] for i in constant))
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            given = dict(zip(own, (*ctx.saved_tensors, *ctx.rest))) | {name: grads[i] for name, i in of_results.items()}
+            found = (again if torch.is_grad_enabled() else with_grad)(*[given[name] for name in its])
+            results = [found[found_at[gradient_of(name)]] if needed else None for name, needed in zip(inputs, ctx.needs_input_grad)]
+            return *results, *[None] * len(ctx.rest)
 
     Function.__name__ = f"kf_{op.name}"
     return Function
