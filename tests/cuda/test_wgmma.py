@@ -5,11 +5,12 @@ stages or do not, of every op that goes this way; and that it is this way that t
 import ctypes
 
 import checks
+import invariant
 import kflib
 import pytest
 import torch
 from conftest import BUILD
-from wgmma import FUNCTIONS
+from wgmma import FUNCTIONS, INVARIANT
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
@@ -21,17 +22,18 @@ FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
 COUNTED = """extern "C" int kft_threads;
 #define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
 """
-SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 65, 8, 8), (3, 129, 40, 64), (1, 1000, 1032, 520), (2, 1024, 2304, 768), (1, 3000, 136, 72)]
+LARGE = (2, 1024, 2304, 768)  # for tiles of 128 x 128
+SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 65, 8, 8), (3, 129, 40, 64), (1, 1000, 1032, 520), LARGE, (1, 3000, 136, 72)]
 # Up to 16 and up to 64; a depth of one block, and of 2 and 4 that share it; several times as many columns as there is room for at a time.
 FEW = [(1, 1, 1000, 520), (2, 16, 520, 4104), (1, 33, 4096, 1032), (3, 64, 136, 72), (1, 5, 2104, 2056), (1, 16, 30000, 64), (1, 64, 8, 8)]
 
 
-def build():
+def build(functions=FUNCTIONS, flags=FLAGS):
     header = BUILD / "cuda/threads.h"
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
-    functions = [*FUNCTIONS, *(f for f in [PLAIN] if f not in FUNCTIONS)]
-    return kflib.build("cuda", functions, BUILD / "cuda", (*FLAGS, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
+    functions = [*functions, *(f for f in [PLAIN] if f not in functions)]
+    return kflib.build("cuda", functions, BUILD / "cuda", (*flags, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def test_launchers(lib, f):
     for sizes in SHAPES + FEW * (not f["bwd"] and not floats):
         checks.run(lib, memory, f, sizes)
         if not f["bwd"] and (sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))):  # rows of x as they lie there
-            assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value == (512 if floats else 160 if sizes in FEW else 384)
+            threads = (512,) if floats else (160,) if sizes in FEW else (384,) if sizes == LARGE else (160, 384)
+            assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value in threads
 
 
 def test_rows_alone(lib):
@@ -65,3 +68,18 @@ def test_rows_alone(lib):
             assert lib.call(PLAIN, given | sizes, stream) == 0
             found[rows] = out
         assert all(torch.equal(found[64][:rows], out) for rows, out in found.items())
+
+
+@pytest.fixture(scope="module")
+def invariant_libs():
+    return [build(INVARIANT, (*flags, "-DKF_BATCH_INVARIANT")) for flags in (FLAGS, ("-O3", "-arch=sm_90"))]
+
+
+@pytest.mark.parametrize("f", INVARIANT, ids=[f["name"] for f in INVARIANT])
+def test_batch_invariant(invariant_libs, f):
+    """By wgmma, by mma.sync, and by way of registers."""
+    memory = checks.CudaMemory()
+    ways = [(what, invariant_libs[portable], memory, shift, lambda: None)
+            for what, portable, shift in (("by wgmma", 0, 0), ("by mma.sync", 1, 0), ("from any address", 1, 1))]
+    for cols, depth, rows in ((24, 1032, invariant.ROWS), (1032, 520, (2100, 1000, 65, 64, 5))):  # all of sm_90a's tiles
+        invariant.check(f, ways, cols, depth, rows)

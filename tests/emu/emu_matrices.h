@@ -50,6 +50,11 @@ static float number_of(unsigned short bits, bool bf16)
     if (exponent == 31) return fraction ? NAN : sign * INFINITY;
     return sign * (exponent ? ldexpf(1.0f + (float)fraction / 1024.0f, exponent - 15) : ldexpf((float)fraction, -24));
 }
+/* 16 of the depth: in fours, as products of a warpgroup are added up (emu_wgmma.h), since a GPU has the same bits of both. */
+static void add_products(float *sum, const float *a, const float *b)
+{
+    for (int k = 0; k < 16; k += 4) *sum += a[k] * b[k] + a[k + 1] * b[k + 1] + (a[k + 2] * b[k + 2] + a[k + 3] * b[k + 3]);
+}
 void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, const char *file, int line)
 {
     product own = {d, a, b, bf16};
@@ -69,7 +74,7 @@ void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, 
             for (int lane = 0; lane < WARP; ++lane) {
                 float *const sums = ((const product *)lanes[lane])->d;
                 for (int i = 0; i < 4; ++i)
-                    for (int k = 0; k < 16; ++k) sums[i] += left[lane / 4 + i / 2 * 8][k] * right[lane % 4 * 2 + i % 2][k];
+                    add_products(&sums[i], left[lane / 4 + i / 2 * 8], right[lane % 4 * 2 + i % 2]);
             }
         },
         &own, file, line);

@@ -71,27 +71,27 @@ template <int type, int layout, int products> static bool run_few(const by_wgmma
     void *args[] = {c.e, c.g, &maps};
     const kfi_name name = {"product", ""};
     const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
-    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, c.sizes.rows, 64)) return false;
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, kfi_few_lines(c.sizes), 64)) return false;
     while (share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (share_bits + 1)) --share_bits;
     maps.share_bits = share_bits;
     maps.stages = stages;
     maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
     const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
-    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->col_tiles * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
+    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
                          nullptr, false, kfi_few_shared(wide, layout, stages), 1u << share_bits);
     return true;
 }
 
-static bool run_halves(const by_wgmma &c, kf_result_t *result)
+template <int layout, int products> static bool run_halves(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     kfi_gemm_side a = c.a, b = c.b;
     kf_i64 a_matrix = c.a_matrices[0], b_matrix = c.b_matrices[0];
     void *args[] = {&a, &b, &a_matrix, &b_matrix, c.e, c.g, &maps};
     const kfi_name name = {"product", ""};
-    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, 0, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
-    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices);
-    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<0>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
+    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
+    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
                          kfi_halves_shared());
     return true;
 }
@@ -118,9 +118,9 @@ template <int type, int tile, int layout, int products, int how> static bool run
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(odd);
     }
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : kfi_tile_depth(tile);
+    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW && tile != KFI_TILE_HALVES) {
+    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -145,7 +145,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
     } else if constexpr (tile == KFI_TILE_FEW) {
         if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
     } else if constexpr (tile == KFI_TILE_HALVES) {
-        if (!run_halves(call, &result)) return false;
+        if (!run_halves<layout, products>(call, choice.splits, &result)) return false;
     } else {
         const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
@@ -224,7 +224,8 @@ static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(
                                                run<KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE>, run<KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE>};
 
 // Floats by wgmma.
-static bool (*const HALVES[])(const problem &) = {run<KFI_OF_F32, KFI_TILE_HALVES, 0, 1, KFI_WHOLE>};
+static bool (*const HALVES[])(const problem &) = {ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
+                                                  ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
 
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
@@ -281,6 +282,24 @@ static bool picks_few()
     return true;
 }
 
+// Of more rows than 64 their tiles are for grids that are small, whatever the other one's are.
+static bool picks_small()
+{
+    const struct {
+        kf_i64 rows, cols, depth, matrices;
+        bool few;
+    } rows[] = {{512, 512, 512, 1, true},    {1000, 1032, 520, 1, false}, {65, 4096, 4096, 1, true},   {4096, 4096, 4096, 1, false},
+                {1024, 1024, 1024, 1, true}, {1024, 1024, 512, 1, false}, {128, 1024, 4096, 1, true}, {2048, 2048, 2048, 1, false},
+                {128, 128, 64, 33, true},    {300, 8, 8, 1, true}};
+    for (const auto &r : rows) {
+        const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
+        if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0)) continue;
+        std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n", r.matrices, r.rows, r.cols, r.depth);
+        return false;
+    }
+    return true;
+}
+
 // The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes element 0 of whatever `c ? A : B` has chosen, where A
 // has one element.
 typedef bool (*tested)(const problem &);
@@ -304,7 +323,7 @@ int main(int count, char **words)
     if (kernels == 0) return 2;
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
-    if (!picks() || !picks_few()) return 1;
+    if (!picks() || !picks_few() || !picks_small()) return 1;
     for (int i = 0; i < cases; ++i) {
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
@@ -323,7 +342,7 @@ int main(int count, char **words)
             p.depth = 1 + below(800);
         }
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (word == 'f') p.rows = 1 + below(i % 2 ? 16 : 64), p.splits = 1 + below(3);
+        if (word == 'f') p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
         if (!run_kernel[i % kernels](p)) return 1;
     }
     if (kf_emu_conflicts > 0) {

@@ -39,7 +39,7 @@ def passes(include, work, variant="plain"):
     """Whether the program, compiled with these headers, finds everything right."""
     program = work / variant
     folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-    flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", *(f"-I{d}" for d in folders)
+    flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
     sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
     subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
     options = "exitcode=66:detect_leaks=0"

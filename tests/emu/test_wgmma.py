@@ -2,6 +2,7 @@
 """Products by wgmma (kf/core/gemm_hopper.cuh), run by the emulation: under seams written by hand, in every layout, and as launchers choose
 them where a test says that the device has such instructions; and faults in them that must be noticed."""
 
+import functools
 import os
 import subprocess
 
@@ -9,15 +10,16 @@ import cases
 import checks
 import emulator
 import faults
+import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS
+from wgmma import FUNCTIONS, INVARIANT
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/gemm_hopper.cuh"
 # file, text, what stands there instead
-SEEDED = {
+SEEDED_RINGS = {
     "no turns": (RING, r"kfi_named_sync<256>\(r->group\);", ""),
     "the first turn is nobody's": (RING, r"kfi_named_arrive<256>\(1\);", ""),
     "a stage is read before it has come": (RING, r"kfi_mbar_wait\(r->full \+ 8 \* r->stage, r->phase\);", ""),
@@ -82,14 +84,22 @@ SEEDED_HALVES = {
     "no small half of the left factor": (HALVES, r"kfi_wgmma_tf32\(part, lo\[q\], right_hi", "kfi_wgmma_tf32(part, lo[q], right_lo"),
     "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(part, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
     "sums begin with the stage before's": (HALVES, r"right_hi \+ q \* 2, q > 0\)", "right_hi + q * 2, 1)"),
-    "another order of the depth": (HALVES, r"kfi_split_tf32\(f\[4 \+ j\]", "kfi_split_tf32(f[8 + j]"),
-    "rows of another order than the left factor's": (HALVES, r"h\.slab \+ kfi_halves_row\(\)", "h.slab + threadIdx.x % 32 / 4"),
+    "another order of the depth": (HALVES, r"4 \* i \+ j;", "4 * (i ^ 1) + j;"),
+    "another order of the depth, of a left factor across it": (HALVES, r"2 \* i \+ j % 2", "i + j % 2 * 4"),
+    "rows of another order than the left factor's": (HALVES, r"kfi_halves_row<layout>\(0\) \* KFI", "threadIdx.x % 32 / 4 * KFI"),
+    "a box of columns is written while it is read": (HALVES, r"__syncwarp\(\); // all lanes", "// all lanes"),
+    "another box of the left factor": (HALVES, r"left \+ row / 32 \* 4096", "left + row / 64 * 4096"),
+    "the first product's columns in both": (HALVES, r"maps\.b \+ of, bar", "maps.b, bar"),
+    "the first split's depth of floats": (HALVES, r"depth = at\.begin \+ \(i", "depth = (i"),
     "infinity is NaN": (HALVES, r"values\[e\] - values\[e\] == 0 \?", "true ?"),
-    "numbers are made again by another row": (HALVES, r"cell\.row \* a\.ld\[0\]", "(cell.row ^ 1) * a.ld[0]"),
+    "numbers are made again by another row": (HALVES, r"left\[cell\.row \* row_step", "left[(cell.row ^ 1) * row_step"),
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
     "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
 }
-ROUNDS = {"rings": "12", "few": "48", "halves": "12"}
+# what is wrong: the program's mode that must notice it, and the fault
+MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES}
+SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault in seeded.items()}
+ROUNDS = {"rings": "12", "few": "48", "halves": "16"}
 
 
 def passes(include, work, variant="plain", mode="rings", seed=1):
@@ -97,7 +107,7 @@ def passes(include, work, variant="plain", mode="rings", seed=1):
     program = work / variant
     if not program.exists():
         folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-        flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", *(f"-I{d}" for d in folders)
+        flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
         sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
         subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
     environment = os.environ | {"ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"}
@@ -114,26 +124,14 @@ def test_products(include, tmp_path, variant):
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    for file, text, instead in [*SEEDED.values(), *SEEDED_FEW.values(), *SEEDED_HALVES.values()]:
+    for file, text, instead in (fault for _, fault in SEEDED.values()):
         faults.plant(include, tmp_path, file, text, instead)
 
 
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
-    broken = faults.plant(include, tmp_path, *SEEDED[what])
-    assert not passes(broken, tmp_path), f"nobody notices {what}"
-
-
-@pytest.mark.parametrize("what", faults.some(SEEDED_FEW))
-def test_seeded_fault_of_few_rows(include, tmp_path, what):
-    broken = faults.plant(include, tmp_path, *SEEDED_FEW[what])
-    assert not passes(broken, tmp_path, mode="few"), f"nobody notices {what}"
-
-
-@pytest.mark.parametrize("what", faults.some(SEEDED_HALVES))
-def test_seeded_fault_of_floats(include, tmp_path, what):
-    broken = faults.plant(include, tmp_path, *SEEDED_HALVES[what])
-    assert not passes(broken, tmp_path, mode="halves"), f"nobody notices {what}"
+    mode, fault = SEEDED[what]
+    assert not passes(faults.plant(include, tmp_path, *fault), tmp_path, mode=mode), f"nobody notices {what}"
 
 
 # ---- launchers
@@ -159,6 +157,21 @@ def test_launchers(lib, f):
         for sizes in SHAPES:
             checks.run(lib, memory, f, sizes)
         checks.run(lib, memory, f, (1, 70, 24, 72), "special")  # infinity, NaN, what overflows, what is nearly nothing
+        emu.set(gemm_sms=132)  # too many for tiles of 128 x 128: forwards have some of 64 x 64
+        checks.run(lib, memory, f, (2, 130, 72, 136))
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
-        emu.set(hopper=0)
+        emu.set(hopper=0, gemm_sms=1)
+
+
+@pytest.mark.parametrize("f", INVARIANT, ids=lambda f: f["name"])
+def test_batch_invariant(lib, f):
+    """As with KF_BATCH_INVARIANT: by wgmma, by mma.sync, and by way of registers."""
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    emu.set(gemm_class=0)
+    ways = ("by wgmma", 0, 1, 2), ("by wgmma, larger tiles", 0, 1, 1), ("by mma.sync", 0, 0, 2), ("from any address", 1, 0, 2)
+    try:
+        invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms)) for what, shift, hopper, sms in ways])
+    finally:
+        emu.set(hopper=0, gemm_sms=1, gemm_class=64)

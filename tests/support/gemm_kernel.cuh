@@ -146,31 +146,40 @@ KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g, const __grid_co
 }
 
 // Of floats, by wgmma.
-template <int unused> KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+template <int layout, int products>
+KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g,
+                                                 const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
     kfi_halves own = kfi_halves_begin();
-    if (own.group == 3) return kfi_halves_load(&own, g, maps);
-    if (own.group == 2) return kfi_halves_split(&own, g, maps);
+    if (own.group == 3) return kfi_halves_load<layout, products>(&own, g, maps);
+    if (own.group == 2) return kfi_halves_split<layout, products>(&own, g, maps);
     kfi_more_registers<208>();
     kfi_gemm_at at;
-    while (kfi_halves_next(&own, &at, g, maps)) {
-        const kfi_gemm_side of_a = {{(const float *)a.p[0] + at.matrix * a_matrix, nullptr}, {a.ld[0], 0}},
-                            of_b = {{(const float *)b.p[0] + at.matrix * b_matrix, nullptr}, {b.ld[0], 0}};
+    int count;
+    while (kfi_halves_next<products>(&own, &at, &count, g, maps)) {
+        kfi_gemm_side of_a = a, of_b = b;
+        for (int i = 0; i < 2; ++i) {
+            of_a.p[i] = (const float *)a.p[i] + at.matrix * a_matrix;
+            of_b.p[i] = (const float *)b.p[i] + at.matrix * b_matrix;
+        }
         float sums[KFI_HALVES_SUMS];
-        kfi_halves_multiply(sums, &own, g);
+        kfi_halves_multiply<layout>(sums, &own, count);
 #pragma unroll 1
         for (int slab = 0; slab < kfi_halves_slabs(); ++slab) {
-            kfi_halves_put(sums, own, slab);
+            kfi_halves_put<layout, products>(sums, own, slab);
 #pragma unroll 1
-            for (int vector = 0; vector < kfi_halves_vectors(); ++vector) {
+            for (int vector = 0; vector < kfi_halves_vectors(products); ++vector) {
                 kfi_gemm_cell cell;
-                kfi_halves_find(&cell, slab, vector, at, g);
+                kfi_halves_find<products>(&cell, slab, vector, at, g);
                 if (cell.left <= 0) continue;
-                alignas(16) float acc[1][4];
-                kfi_halves_take(acc[0], own, cell, of_a, of_b, g);
-                finish<KFI_OF_F32, 1>(acc, cell, at.matrix, e);
+                alignas(16) float acc[products][4];
+                for (int p = 0; p < products; ++p) kfi_halves_take<layout, products>(acc[p], own, cell, p, of_a, of_b, at, maps.terms);
+                if (g.splits > 1)
+                    for (int p = 0; p < products; ++p) kfi_store<16>(kfi_gemm_part<4, products, 4>(cell, at.matrix, at.split, p, g), acc[p]);
+                else
+                    finish<KFI_OF_F32, products>(acc, cell, at.matrix, e);
             }
             __syncwarp();
         }

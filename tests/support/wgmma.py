@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which functions' products go by wgmma where the device's code has it."""
 
+import cases
 import kflib
 import selection
 
 
 def functions():
-    """Of each op, forward and backward, with an activation that has scalars, or none."""
+    """Of each op, forward and backward, with an activation that has scalars, or none. Of floats a few: how factors lie, one product or two, and what
+    stands before them."""
     found = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["family"] == "gemm" and f["activation"] in ("none", "gelu", "elu")
              and (f["dtypes"][0] in ("bf16", "f16") or any("_wgmma<" in name for stage in f["stages"] for name in stage))]
-    return selection.cover(lambda f: [("op", f["op"], f["state"], f["bwd"], f["dtypes"][0] == "f32"), ("dtype", *f["dtypes"], f["layout"]),
-                                      ("activation", f["activation"])], found)
+
+    def features(f):
+        if f["dtypes"][0] == "f32":
+            return [("f32", f["form"], f["bwd"]), ("f32", f["op"].endswith("_linear"), f["op"] == "linear_{act}_mul", f["bwd"])]
+        return [("op", f["op"], f["state"], f["bwd"]), ("dtype", *f["dtypes"], f["layout"]), ("activation", f["activation"])]
+
+    return selection.cover(features, found)
 
 
 FUNCTIONS = functions()
+# Whose rows' bits are compared: one of each kind; at level 2 all.
+INVARIANT = cases.by_level(selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS), FUNCTIONS)

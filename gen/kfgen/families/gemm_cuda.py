@@ -137,9 +137,9 @@ class GemmCuda(Cuda):
         act = "act" if self.stores_act else "0"
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
-            found += [Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)), Hopper(f"{name}_wgmma", (act, *state))]
-        if self.floats_by_wgmma:
-            return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, Hopper(f"{name}_wgmma", (act, *state))]
+            found.append(Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)))
+        if self.by_wgmma or self.floats_by_wgmma:
+            found.append(Hopper(f"{name}_wgmma", (act, *state)))
         few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
         return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
@@ -151,7 +151,7 @@ class GemmCuda(Cuda):
     @property
     def floats_by_wgmma(self):
         """Whether there is a kernel of floats for sm_90a: core/gemm_tf32.cuh."""
-        return not self.k.bwd and self.k.dtype.word == "f32" and len(self.k.products) == 1 and self.layout == LAYOUTS["nt"]
+        return not self.k.bwd and self.k.dtype.word == "f32"
 
     @property
     def few_by_wgmma(self):
@@ -159,12 +159,17 @@ class GemmCuda(Cuda):
         return self.by_wgmma and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
 
     @property
+    def product_kernels(self):
+        """Kernels of a product, without the one that joins split depths."""
+        return len(TILES[self.k.dtype.size]) + {2: 2, 4: 1, 8: 0}[self.k.dtype.size]
+
+    @property
     def stage_instances(self):
         if not self.k.bwd:
-            products = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
+            products = self.product_kernels
             found, strips = self.own_instances, len(self.strip_instances)
             return [*([i] for i in self.strip_instances), found[:products] + found[products + 1 + strips:], [found[products]]]
-        size = len(TILES[self.k.dtype.size]) + 2 * (self.k.dtype.size == 2)
+        size = self.product_kernels
         products = [self.sum_instances[i * (size + 1):][:size + 1] for i in range(2)]
         found = [*([i] for i in self.strip_instances), *(part for of in products for part in (of[:-1], of[-1:])), self.sum_instances[-1:]]
         return [stage for stage in found if stage != [NONE]]
@@ -198,6 +203,8 @@ class GemmCuda(Cuda):
             if size == 2:
                 found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
                 found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
+            if size == 4:
+                found.append(Hopper("kfk_gemm_floats_wgmma", (str(layout),)))
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outs)) else NONE]
 

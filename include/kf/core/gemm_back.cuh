@@ -58,7 +58,7 @@ KF_FN KFI_SMALL kfi_gemm_sizes kfi_back_sizes(const kf_i64 *sizes, int size, boo
     s.rows = weight ? (across ? depth : cols) : turned ? depth : rows;
     s.cols = weight ? (across ? cols : depth) : turned ? rows : depth;
     s.depth = weight ? rows : cols;
-    s.grows = weight || turned;
+    s.grows = weight || (turned && KFI_GEMM_CLASS > 0); // turned, its columns are the rows
     return s;
 }
 // left: whether it is left in the workspace although no blocks share its depth.
@@ -233,9 +233,9 @@ struct kfi_back_product {
     kfi_gemm_choice choice;
     kfi_gemm_terms t;
     kfi_gemm g;
-    int of; // 0 for inputs, 1 for weights
-    bool by_wgmma;
-    kfi_gemm_maps maps; // where it is
+    int of;   // 0 for inputs, 1 for weights
+    int tile; // of wgmma, or -1
+    kfi_gemm_maps maps;
 };
 // Puts a term in: a is what has the result's rows.
 KF_FN KFI_SMALL void kfi_back_term(kfi_back_product *p, const kfi_back_factor &a, const kfi_back_factor &b)
@@ -245,13 +245,13 @@ KF_FN KFI_SMALL void kfi_back_term(kfi_back_product *p, const kfi_back_factor &a
     p->t.b[i] = b.p, p->t.b_ld[i] = b.ld, p->t.b_matrix[i] = b.matrix;
     p->sizes.whole = p->sizes.whole && a.whole && b.whole;
 }
-// Whether it goes by wgmma.
+// Whether wgmma makes it, by the tile that it would have.
 KF_FN KFI_SMALL bool kfi_back_maps(kfi_back_product *p, const kfi_back_call &c, const void *kernel)
 {
+    if (!kfi_has_wgmma(kernel, kfi_tile_threads(p->tile))) return false;
     const kfi_gemm_terms &t = p->t;
     const kfi_gemm_side a = {{t.a[0], t.a[1]}, {t.a_ld[0], t.a_ld[1]}}, b = {{t.b[0], t.b[1]}, {t.b_ld[0], t.b_ld[1]}};
-    return kfi_gemm_by_wgmma(p->sizes) && kfi_has_wgmma(kernel, kfi_tile_threads(KFI_TILE_TURNS)) &&
-           kfi_gemm_map(&p->maps, p->sizes, c.op->type, c.op->layouts[p->of], t.count, a, t.a_matrix, b, t.b_matrix);
+    return kfi_gemm_map(&p->maps, p->sizes, c.op->type, c.op->layouts[p->of], t.count, a, t.a_matrix, b, t.b_matrix);
 }
 // Chooses a tile; out: the result's tensor, -1: the product is left in the workspace. False: there would be too many blocks.
 KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c, int out, int size)
@@ -259,8 +259,9 @@ KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * kfi_gemm_kernels(c.op->size);
     if (out >= 0) p->t.out = c.t->p[out], p->t.out_ld = c.t->ld[out], p->t.out_matrix = c.t->matrix[out];
     p->sizes.mma = c.op->size != 2 || kfi_gemm_has_mma(kernels[1]);
-    p->by_wgmma = c.op->size == 2 && kfi_back_maps(p, c, kernels[KFI_GEMM_WGMMA]);
-    p->choice = p->by_wgmma ? kfi_gemm_wgmma_choice(p->sizes) : kfi_gemm_pick(p->sizes);
+    p->tile = kfi_gemm_wgmma_tile(p->sizes);
+    if (p->tile >= 0 && !kfi_back_maps(p, c, kernels[kfi_gemm_wgmma_kernel(c.op->size)])) p->tile = -1;
+    p->choice = p->tile >= 0 ? kfi_gemm_wgmma_choice(p->sizes, p->tile) : kfi_gemm_pick(p->sizes);
     return kfi_gemm_fill(&p->g, p->sizes, p->choice, out >= 0 && kfi_gemm_whole(*c.t, out, size), c.parts);
 }
 KF_FN KFI_SMALL bool kfi_back_plan_inputs(kfi_back_product *p, const kfi_back_call &c)
@@ -292,8 +293,9 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
     void *args[] = {&p->t, &p->g, &p->maps};
     const kf_i64 blocks = (kf_i64)p->g.tiles.d * p->sizes.matrices * p->choice.splits;
     const kf_result_t result =
-        p->by_wgmma ? kfi_gemm_launch_wgmma(&c.op->name, kernels[KFI_GEMM_WGMMA], &p->maps, p->g, p->sizes.matrices, args, c.stream)
-                    : kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
+        p->tile >= 0 ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps, p->g, p->sizes.matrices, args,
+                                             c.stream, p->tile)
+                     : kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
                                  (unsigned)kfi_tile_threads(p->choice.tile), args, c.stream, true,
                                  kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
     if (result != KF_SUCCESS || p->choice.splits < 2 || !p->t.out) return result;

@@ -7,6 +7,8 @@
 // them up in the order of the depth. How many share depends neither on the number of rows nor on what else is read: a row's bits do not.
 //
 // A warp loads boxes of both factors, 64 of the depth at a time, into a ring of stages, and a warpgroup multiplies.
+//
+// Of more rows a block has 64 of them at a time: where tiles of 128 x 128 would leave most SMs without one. Nobody shares a depth then.
 #ifndef KF_CORE_GEMM_FEW_CUH
 #define KF_CORE_GEMM_FEW_CUH
 
@@ -71,9 +73,9 @@ KFI_DEVICE void kfi_few_load_left(const kfi_few &f, const kfi_gemm_at &at, int i
     const unsigned to = f.stages + stage * kfi_few_stage(wide, layout) + kfi_few_right(), bar = f.full + 8 * stage;
     const int depth = (f.begin + i) * KFI_RING_DEPTH, of = (int)at.matrix * maps.turns_a[0];
     if (layout & KFI_A_TRANSPOSED)
-        kfi_tma_load3(to, maps.a, bar, 0, depth, of, KFI_READ_OFTEN);
+        kfi_tma_load3(to, maps.a, bar, at.row, depth, of, KFI_READ_OFTEN);
     else
-        kfi_tma_load3(to, maps.a, bar, depth, 0, of, KFI_READ_OFTEN);
+        kfi_tma_load3(to, maps.a, bar, depth, at.row, of, KFI_READ_OFTEN);
 }
 
 // All threads come here, before kfi_begin, and may not have read anything that a kernel before this one wrote.
@@ -199,9 +201,9 @@ template <int wide, int products> KFI_DEVICE void kfi_few_send(const float *sums
 template <int wide> KFI_DEVICE bool kfi_few_find(kfi_gemm_cell *cell, int turn, const kfi_few &f, const kfi_gemm_at &at, const kfi_gemm &g)
 {
     const int one = turn * KFI_FEW_MULTIPLY + (int)threadIdx.x, row = one % wide, group = one / wide;
-    cell->row = row;
+    cell->row = at.row + row;
     cell->col = at.col + (f.rank * f.groups + group) * 8;
-    cell->left = row < g.rows && group < f.groups ? g.cols - cell->col : 0;
+    cell->left = cell->row < g.rows && group < f.groups ? g.cols - cell->col : 0;
     cell->whole = g.wide && cell->left >= 8;
     cell->at = group * 8 * kfi_few_pitch(wide) + row;
     return group < f.groups;

@@ -77,10 +77,13 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 // Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
 KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0; }
 
-// Floats, whatever the number of rows beyond 64 and of columns. Of a shorter depth than a stage too: zeros are added.
-KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s, int layout)
+// Floats, whatever the number of rows beyond 64 and of columns, and all with KF_BATCH_INVARIANT: other kernels' floats have other last bits. Of
+// a shorter depth than a stage too: zeros are added.
+KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s) { return s.bytes == 4 && s.whole && s.rows > KFI_GEMM_CLASS && s.depth > 0; }
+// The tile of either; -1 where it is neither.
+KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s)
 {
-    return s.bytes == 4 && s.whole && s.products == 1 && layout == 0 && s.rows > 64 && s.depth > 0;
+    return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? KFI_TILE_HALVES : -1;
 }
 
 // A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
@@ -112,7 +115,7 @@ KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, 
                                   int rows = kfi_tile_rows(KFI_TILE_TURNS), int cols = kfi_tile_cols(KFI_TILE_TURNS))
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
-    const int lines_a = turned_a ? KFI_RING_DEPTH : rows, lines_b = turned_b ? KFI_RING_DEPTH : cols / s.products;
+    const int depth = 128 / s.bytes, lines_a = turned_a ? depth : rows, lines_b = turned_b ? depth : cols / s.products;
     bool mapped = true;
     maps->terms = terms;
     for (int i = 0; mapped && i < terms; ++i) {
@@ -127,21 +130,20 @@ KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, 
     }
     return mapped;
 }
-// As many splits as kfi_gemm_pick has, or fewer: so many partial sums there is room for.
-KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s)
+// Splits as kfi_gemm_pick has them.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s, int tile)
 {
-    kfi_gemm_choice choice = {KFI_TILE_TURNS, KFI_WHOLE, 1, s.depth};
+    static_assert(KFI_GEMM_SLICE % KFI_RING_DEPTH == 0 && KFI_GEMM_SLICE % KFI_HALVES_DEPTH == 0, "kf: a split has whole stages");
+    kfi_gemm_choice choice = {tile, KFI_WHOLE, 1, s.depth};
     kfi_gemm_split(&choice, s);
-    choice.slice = kfi_ceil(choice.slice, KFI_RING_DEPTH) * KFI_RING_DEPTH;
-    choice.splits = kfi_ceil(s.depth, choice.slice);
     return choice;
 }
 // The launch, of a g that was filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
-                                                  kf_i64 matrices, void **args, cudaStream_t stream, int tile = KFI_TILE_TURNS)
+                                                  kf_i64 matrices, void **args, cudaStream_t stream, int tile)
 {
     maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
-    const unsigned blocks = maps->units < KFI_GEMM_SMS ? maps->units : KFI_GEMM_SMS;
+    const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
     return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
                       (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
 }

@@ -19,9 +19,9 @@
 #include "kf/core/gemm_check.h"
 #include "kf/core/launch.cuh"
 
-// Kernels of a product of elements of so many bytes, of which the last one joins split depths.
-#define KFI_GEMM_WGMMA 5 // which one of 2 bytes goes by wgmma
-KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 5 : 3; }
+// Kernels of a product of elements of so many bytes, of which the last one joins split depths, and the one before, but of doubles, goes by wgmma.
+KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 6 : 3; }
+KF_FN int kfi_gemm_wgmma_kernel(int bytes) { return kfi_gemm_kernels(bytes) - 2; }
 // Which of them makes a choice's tile.
 KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 {

@@ -30,7 +30,7 @@ struct kfi_gemm_op {
     kfi_strides strides;
     const char *shapes;         // gemm_check.h
     const void *const *kernels; // by kfi_gemm_kernel_of; the last one joins split depths. Behind them, where `loads`, the factor's strip; of
-                                // 2 bytes those of few rows, up to 16 and up to 64; of floats that of kfi_gemm_by_halves
+                                // 2 bytes those of few rows, up to 16 and up to 64
     int size;                   // bytes of an element
     int left, products, weights[2];
     int layout;
@@ -125,8 +125,7 @@ KF_FN KFI_SMALL bool kfi_forward_map(const kfi_gemm_op &op, const kfi_gemm_sizes
 // Which kernel of sm_90a would do it, by sizes alone: its tile; -1 where none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
-    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_FEW : kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS
-                                                      : kfi_gemm_by_halves(s, op.layout) ? KFI_TILE_HALVES : -1;
+    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_FEW : kfi_gemm_wgmma_tile(s);
 }
 // By wgmma, if the operands and the device allow it: false where they do not.
 KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,
@@ -136,10 +135,10 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
     const bool few = tile == KFI_TILE_FEW;
     if (tile < 0) return false;
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
-    const void *const kernel = tile == KFI_TILE_TURNS ? op.kernels[KFI_GEMM_WGMMA] : behind[few && s.rows > 16];
+    const void *const kernel = few ? behind[s.rows > 16] : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
     if (!kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
-    const int rows = few ? (int)s.rows : kfi_tile_rows(tile);
-    const kfi_gemm_choice choice = tile == KFI_TILE_TURNS ? kfi_gemm_wgmma_choice(s) : kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth};
+    const int rows = few ? kfi_few_lines(s) : kfi_tile_rows(tile);
+    const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
     if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
     *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream)
                   : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, s.matrices, c.args, c.stream, tile);

@@ -27,20 +27,29 @@ KF_FN kf_i64 kfi_gemm_tiles(const kfi_gemm_sizes &s, int tile)
 {
     return s.matrices * kfi_ceil(s.rows, kfi_tile_rows(tile)) * kfi_ceil(s.cols, kfi_tile_cols(tile) / s.products);
 }
-// Rows up to 64 are a class of their own. Of more of them a forward's depth is not split: what a row gives would depend on the others.
+// Rows up to 64 are a class of their own. Of more of them a forward's depth is not split: what a row gives would depend on the others; with
+// KF_BATCH_INVARIANT it never is.
+#ifndef KFI_GEMM_CLASS
+#ifdef KF_BATCH_INVARIANT
+#define KFI_GEMM_CLASS 0
+#else
+#define KFI_GEMM_CLASS 64
+#endif
+#endif
+#define KFI_GEMM_SLICE 64 // of a depth, that a split has a multiple of: stages of every tile, and so the same sums
 KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_sizes &s)
 {
     const int small = s.bytes == 2 ? KFI_TILE_SMALL : KFI_TILE_LEAST;
     const int tile = !s.grows || s.bytes == 8 ? small : s.bytes == 2 ? KFI_TILE_MIDDLE : KFI_TILE_WIDE, stage = kfi_tile_depth(tile);
     choice->splits = 1;
     choice->slice = s.depth;
-    if (!s.grows && s.rows > 64) return;
+    if (!s.grows && s.rows > KFI_GEMM_CLASS) return;
     kfi_gemm_sizes of_class = s;
     if (!s.grows) of_class.rows = 64;
     const kf_i64 tiles = kfi_gemm_tiles(of_class, tile), most = s.depth / (8 * stage); // a split has at least so many stages
     const kf_i64 wanted = kfi_clamp(KFI_GEMM_SMS * 2 / (tiles > 0 ? tiles : 1), 1, KFI_GEMM_MOST_SPLITS);
     if (wanted < 2 || most < 2) return;
-    choice->slice = kfi_ceil(kfi_ceil(s.depth, wanted < most ? wanted : most), stage) * stage;
+    choice->slice = kfi_ceil(kfi_ceil(s.depth, wanted < most ? wanted : most), KFI_GEMM_SLICE) * KFI_GEMM_SLICE;
     choice->splits = kfi_ceil(s.depth, choice->slice);
 }
 // Clocks of an SM: for what it multiplies at the rate that a tile reaches, and for what a tile costs besides.

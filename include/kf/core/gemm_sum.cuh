@@ -222,6 +222,45 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
     }
 #endif
 }
+// Of floats.
+template <int layout> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    kfi_begin();
+    kfi_halves own = kfi_halves_begin();
+    if (own.group == 3) return kfi_halves_load<layout, 1>(&own, g, maps);
+    if (own.group == 2) return kfi_halves_split<layout, 1>(&own, g, maps);
+    kfi_more_registers<208>();
+    kfi_gemm_at at;
+    int count;
+    while (kfi_halves_next<1>(&own, &at, &count, g, maps)) {
+        const kfi_gemm_side a = {{(const float *)t.a[0] + at.matrix * t.a_matrix[0], (const float *)t.a[1] + at.matrix * t.a_matrix[1]},
+                                 {t.a_ld[0], t.a_ld[1]}};
+        const kfi_gemm_side b = {{(const float *)t.b[0] + at.matrix * t.b_matrix[0], (const float *)t.b[1] + at.matrix * t.b_matrix[1]},
+                                 {t.b_ld[0], t.b_ld[1]}};
+        const bool leaves = g.splits > 1 || !t.out;
+        float sums[KFI_HALVES_SUMS];
+        kfi_halves_multiply<layout>(sums, &own, count);
+#pragma unroll 1
+        for (int slab = 0; slab < kfi_halves_slabs(); ++slab) {
+            kfi_halves_put<layout, 1>(sums, own, slab);
+#pragma unroll 1
+            for (int vector = 0; vector < kfi_halves_vectors(1); ++vector) {
+                kfi_gemm_cell cell;
+                kfi_halves_find<1>(&cell, slab, vector, at, g);
+                if (cell.left <= 0) continue;
+                alignas(16) float values[4];
+                kfi_halves_take<layout, 1>(values, own, cell, 0, a, b, at, t.count);
+                if (leaves)
+                    kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, at.matrix, at.split, 0, g), values);
+                else
+                    kfi_gemm_keep<KFI_OF_F32, 4>(values, cell, at.matrix, t);
+            }
+            __syncwarp();
+        }
+    }
+#endif
+}
 // Where blocks share a depth.
 template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gemm_sum_joint(kfi_gemm_terms t, kfi_gemm g)
 {

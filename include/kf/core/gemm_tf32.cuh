@@ -8,6 +8,9 @@
 // boxes of both, 32 of the depth at a time, into a ring of stages. In groups of 16 of the depth the order of both factors is changed alike, so that a lane reads
 // 16 bytes at a time.
 //
+// wgmma has tf32 along the depth only. A factor that lies across it comes as four boxes of 32 rows or columns: the left one is read from there,
+// two rows at a time; each warp of the third warpgroup turns a box of the right one, which has the place of the 32 columns that it becomes.
+//
 // Infinity times lo, which is 0, is NaN: sums that are no numbers are made again, by fused multiply-adds.
 #ifndef KF_CORE_GEMM_TF32_CUH
 #define KF_CORE_GEMM_TF32_CUH
@@ -49,7 +52,10 @@ KFI_DEVICE void kfi_halves_go(kfi_halves *h)
     h->stage = 0;
     h->phase ^= 1;
 }
-KFI_DEVICE int kfi_halves_count(const kfi_gemm &g) { return (g.depth + KFI_HALVES_DEPTH - 1) / KFI_HALVES_DEPTH; }
+KFI_DEVICE int kfi_halves_each(const kfi_gemm_at &at)
+{
+    return (at.end - at.begin + KFI_HALVES_DEPTH - 1) / KFI_HALVES_DEPTH;
+} // stages of a term
 
 // All threads come here.
 KFI_DEVICE kfi_halves kfi_halves_begin()
@@ -88,22 +94,57 @@ KFI_DEVICE void kfi_split_tf32(float x, unsigned *hi, unsigned *lo)
     *lo = kfi_tf32(x - __uint_as_float(*hi));
 }
 
+// The tile that comes next; of how many stages. False: there is none.
+template <int products>
+KFI_DEVICE bool kfi_halves_next(kfi_halves *h, kfi_gemm_at *at, int *count, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    if (h->unit >= maps.units) return false;
+    *at = kfi_gemm_locate<KFI_TILE_HALVES, products>(g, h->unit);
+    *count = kfi_halves_each(*at) * maps.terms;
+    h->unit += gridDim.x;
+    return true;
+}
+// Which of 16 of the depth comes to place i of chunk j.
+KFI_BOTH constexpr int kfi_halves_depth(int layout, int j, int i)
+{
+    return layout & KFI_A_TRANSPOSED ? j / 2 * 8 + 2 * i + j % 2 : 4 * i + j;
+}
+
 // ---- the last warpgroup
 
-KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
+// `lines` rows or columns of a factor, 32 of the depth: as they lie, or in boxes of 32.
+template <int transposed, int lines>
+KFI_DEVICE void kfi_halves_fetch(unsigned to, const kfi_tensor_map *map, unsigned bar, int line, int depth, int matrix)
 {
+    if (transposed) {
+#pragma unroll
+        for (int i = 0; i < lines; i += 32) kfi_tma_load3(to + i * 128, map, bar, line + i, depth, matrix);
+    } else {
+        kfi_tma_load3(to, map, bar, depth, line, matrix);
+    }
+}
+template <int layout, int products> KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
+{
+    constexpr int cols = 128 / products;
     kfi_fewer_registers<24>();
     if (threadIdx.x % 128 != 0) return;
-    const int count = kfi_halves_count(g);
-    for (; h->unit < maps.units; h->unit += gridDim.x) {
-        const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_HALVES, 1>(g, h->unit);
+    kfi_gemm_at at;
+    int count;
+    while (kfi_halves_next<products>(h, &at, &count, g, maps)) {
+        const int each = kfi_halves_each(at);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             const unsigned to = h->stages + h->stage * KFI_HALVES_STAGE, bar = h->full + 8 * h->stage;
+            const int term = i >= each, depth = at.begin + (i - term * each) * KFI_HALVES_DEPTH;
             kfi_mbar_wait(h->empty + 8 * h->stage, h->phase ^ 1);
             kfi_mbar_expect(bar, 2 * KFI_HALVES_BYTES);
-            kfi_tma_load3(to, maps.a, bar, i * KFI_HALVES_DEPTH, at.row, (int)at.matrix * maps.turns_a[0]);
-            kfi_tma_load3(to + KFI_HALVES_BYTES, maps.b, bar, i * KFI_HALVES_DEPTH, at.col, (int)at.matrix * maps.turns_b[0]);
+            kfi_halves_fetch<layout & KFI_A_TRANSPOSED, 128>(to, maps.a + term, bar, at.row, depth, (int)at.matrix * maps.turns_a[term]);
+#pragma unroll
+            for (int p = 0; p < products; ++p) {
+                const int of = products > 1 ? p : term;
+                kfi_halves_fetch<layout & KFI_B_TRANSPOSED, cols>(to + KFI_HALVES_BYTES + p * cols * 128, maps.b + of, bar, at.col, depth,
+                                                                  (int)at.matrix * maps.turns_b[of]);
+            }
             kfi_halves_go(h);
         }
     }
@@ -111,40 +152,59 @@ KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm
 
 // ---- the third one
 
-// Half a line of the right factor: 16 of the depth, of which number 4 p + j comes to place 4 j + p.
-KFI_DEVICE void kfi_halves_split_line(char *right, int line, int half)
+// 16 of the depth of a column, in their new order.
+template <int layout> KFI_DEVICE void kfi_halves_keep(char *right, int line, int half, const float *f)
 {
-    float4 v[4];
-    float f[16];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = *(const float4 *)(right + kfi_halves_at(line, 4 * half + j));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) f[4 * j] = v[j].x, f[4 * j + 1] = v[j].y, f[4 * j + 2] = v[j].z, f[4 * j + 3] = v[j].w;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         uint4 hi, lo;
-        kfi_split_tf32(f[j], &hi.x, &lo.x);
-        kfi_split_tf32(f[4 + j], &hi.y, &lo.y);
-        kfi_split_tf32(f[8 + j], &hi.z, &lo.z);
-        kfi_split_tf32(f[12 + j], &hi.w, &lo.w);
+        kfi_split_tf32(f[kfi_halves_depth(layout, j, 0)], &hi.x, &lo.x);
+        kfi_split_tf32(f[kfi_halves_depth(layout, j, 1)], &hi.y, &lo.y);
+        kfi_split_tf32(f[kfi_halves_depth(layout, j, 2)], &hi.z, &lo.z);
+        kfi_split_tf32(f[kfi_halves_depth(layout, j, 3)], &hi.w, &lo.w);
         *(uint4 *)(right + kfi_halves_at(line, 4 * half + j)) = hi;
         *(uint4 *)(right + KFI_HALVES_BYTES + kfi_halves_at(line, 4 * half + j)) = lo;
     }
 }
-KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
+template <int layout> KFI_DEVICE void kfi_halves_split_lines(char *right)
+{
+#pragma unroll
+    for (int n = (int)threadIdx.x % 128; n < 256; n += 128) {
+        alignas(16) float f[16];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) kfi_copy<16>(f + 4 * j, right + kfi_halves_at(n / 2, n % 2 * 4 + j));
+        kfi_halves_keep<layout>(right, n / 2, n % 2, f);
+    }
+}
+// A warp's box: a lane has one of its 32 columns.
+template <int layout> KFI_DEVICE void kfi_halves_turn(char *right)
+{
+    const int lane = (int)threadIdx.x % 32;
+    char *const box = right + (int)threadIdx.x % 128 / 32 * 4096;
+    float f[KFI_HALVES_DEPTH];
+#pragma unroll
+    for (int d = 0; d < KFI_HALVES_DEPTH; ++d) f[d] = *(const float *)(box + kfi_halves_at(d, lane / 4) + lane % 4 * 4);
+    __syncwarp(); // all lanes have read
+    kfi_halves_keep<layout>(box, lane, 0, f);
+    kfi_halves_keep<layout>(box, lane, 1, f + 16);
+}
+template <int layout, int products> KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     kfi_fewer_registers<72>();
-    const int own = (int)threadIdx.x % 128, count = kfi_halves_count(g);
-    for (; h->unit < maps.units; h->unit += gridDim.x) {
+    kfi_gemm_at at;
+    int count;
+    while (kfi_halves_next<products>(h, &at, &count, g, maps)) {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             char *const right = h->memory + h->stage * KFI_HALVES_STAGE + KFI_HALVES_BYTES;
             kfi_mbar_wait(h->full + 8 * h->stage, h->phase);
-#pragma unroll
-            for (int n = own; n < 256; n += 128) kfi_halves_split_line(right, n / 2, n % 2);
+            if (layout & KFI_B_TRANSPOSED)
+                kfi_halves_turn<layout>(right);
+            else
+                kfi_halves_split_lines<layout>(right);
             kfi_async_fence();
             __syncwarp();
-            if (own % 32 == 0) kfi_mbar_arrive(h->split + 8 * h->stage);
+            if (threadIdx.x % 32 == 0) kfi_mbar_arrive(h->split + 8 * h->stage);
             kfi_halves_go(h);
         }
     }
@@ -152,59 +212,53 @@ KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gem
 
 // ---- the two that multiply
 
-KFI_DEVICE bool kfi_halves_next(kfi_halves *h, kfi_gemm_at *at, const kfi_gemm &g, const kfi_gemm_maps &maps)
-{
-    if (h->unit >= maps.units) return false;
-    *at = kfi_gemm_locate<KFI_TILE_HALVES, 1>(g, h->unit);
-    h->unit += gridDim.x;
-    return true;
-}
-// A lane's first row of its warp's 16, the other one is 8 further on: another one than kfi_wgmma says, of eight, so that 16 bytes of a quarter of the
-// lanes are in all banks.
-KFI_DEVICE int kfi_halves_row()
+// A lane's first row of its warp's 16, and its second one: other ones than kfi_wgmma says. Along the depth so that 16 bytes of a quarter of the
+// lanes are in all banks; across it side by side, since they are read together.
+template <int layout> KFI_DEVICE int kfi_halves_row(int second)
 {
     const int group = (int)threadIdx.x % 32 / 4;
-    return group >> 1 | (group & 1) << 2;
+    return layout & KFI_A_TRANSPOSED ? 2 * group + second : (group >> 1 | (group & 1) << 2) + 8 * second;
 }
-// The left factor of a stage, as it came: in v[q][r] of the row 8 r further on, four of the depth from 16 q + 4 (lane % 4) on.
-KFI_DEVICE void kfi_halves_left(float4 (*v)[2], const kfi_halves &h)
+// The left factor of a stage, as it came, for four wgmma of 8 of the depth.
+template <int layout> KFI_DEVICE void kfi_halves_left(float (*v)[4], const kfi_halves &h)
 {
     const char *const left = h.memory + h.stage * KFI_HALVES_STAGE;
-    const int row = (int)threadIdx.x / 32 * 16 + kfi_halves_row();
+    const int warp = (int)threadIdx.x / 32 * 16, own = (int)threadIdx.x % 4;
     kfi_mbar_wait(h.full + 8 * h.stage, h.phase);
+    if (layout & KFI_A_TRANSPOSED) {
+        const int row = warp + kfi_halves_row<layout>(0);
+        const char *const box = left + row / 32 * 4096 + row % 4 * 4;
 #pragma unroll
-    for (int q = 0; q < 2; ++q)
+        for (int q = 0; q < 4; ++q)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) v[q][r] = *(const float4 *)(left + kfi_halves_at(row + 8 * r, 4 * q + (int)threadIdx.x % 4));
-}
-// Its halves, for four wgmma of 8 of the depth.
-KFI_DEVICE void kfi_halves_split_left(unsigned (*hi)[4], unsigned (*lo)[4], const float4 (*v)[2])
-{
+            for (int r = 0; r < 2; ++r) kfi_copy<8>(v[q] + 2 * r, box + kfi_halves_at(8 * q + 2 * own + r, row % 32 / 4));
+    } else {
 #pragma unroll
-    for (int q = 0; q < 2; ++q)
+        for (int q = 0; q < 2; ++q)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            kfi_split_tf32(v[q][r].x, &hi[2 * q][r], &lo[2 * q][r]);
-            kfi_split_tf32(v[q][r].y, &hi[2 * q][r + 2], &lo[2 * q][r + 2]);
-            kfi_split_tf32(v[q][r].z, &hi[2 * q + 1][r], &lo[2 * q + 1][r]);
-            kfi_split_tf32(v[q][r].w, &hi[2 * q + 1][r + 2], &lo[2 * q + 1][r + 2]);
-        }
+            for (int r = 0; r < 2; ++r) {
+                const float4 f = *(const float4 *)(left + kfi_halves_at(warp + kfi_halves_row<layout>(r), 4 * q + own));
+                v[2 * q][r] = f.x, v[2 * q][r + 2] = f.y, v[2 * q + 1][r] = f.z, v[2 * q + 1][r + 2] = f.w;
+            }
+    }
 }
 // The sums of a tile. Those of a stage begin anew, with what is smallest.
-KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, const kfi_gemm &g)
+template <int layout> KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, int count)
 {
-    const int count = kfi_halves_count(g);
     float part[KFI_HALVES_SUMS];
-    float4 v[2][2];
+    alignas(16) float v[4][4];
 #pragma unroll
     for (int i = 0; i < KFI_HALVES_SUMS; ++i) sums[i] = 0;
-    kfi_halves_left(v, *h);
+    kfi_halves_left<layout>(v, *h);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
         const unsigned right = h->stages + h->stage * KFI_HALVES_STAGE + KFI_HALVES_BYTES, done = h->empty + 8 * h->stage;
         const unsigned long long right_hi = kfi_wgmma_operand(right, 0, 1024), right_lo = kfi_wgmma_operand(right + KFI_HALVES_BYTES, 0, 1024);
         unsigned hi[4][4], lo[4][4];
-        kfi_halves_split_left(hi, lo, v);
+#pragma unroll
+        for (int q = 0; q < 4; ++q)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) kfi_split_tf32(v[q][j], &hi[q][j], &lo[q][j]);
         kfi_mbar_wait(h->split + 8 * h->stage, h->phase);
         kfi_wgmma_fence();
 #pragma unroll
@@ -216,7 +270,7 @@ KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, const kfi_gemm &
         for (int q = 0; q < 4; ++q) kfi_wgmma_tf32(part, hi[q], right_hi + q * 2, 1);
         kfi_wgmma_commit();
         kfi_halves_go(h);
-        if (i + 1 < count) kfi_halves_left(v, *h); // while they multiply
+        if (i + 1 < count) kfi_halves_left<layout>(v, *h); // while they multiply
         kfi_wgmma_wait<0>();
 #pragma unroll
         for (int j = 0; j < KFI_HALVES_SUMS; ++j) kfi_wgmma_sum(part[j]);
@@ -226,50 +280,71 @@ KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, const kfi_gemm &
     }
 }
 
-// ---- what a kernel's own code is given: 16 rows and KFI_HALVES_SLAB columns of a warp
+// ---- what a kernel's own code is given: 16 rows and KFI_HALVES_SLAB columns of a warp, of all products together
 
 KFI_BOTH constexpr int kfi_halves_slabs() { return 128 / KFI_HALVES_SLAB; }
-KFI_BOTH constexpr int kfi_halves_vectors() { return 16 * KFI_HALVES_SLAB / 4 / 32; } // of a lane, of 4 elements
+// Vectors of a lane, of 4 elements.
+KFI_BOTH constexpr int kfi_halves_vectors(int products) { return 16 * (KFI_HALVES_SLAB / products) / 4 / 32; }
 // All lanes come here, and may read afterwards; before the next ones, they __syncwarp.
-KFI_DEVICE void kfi_halves_put(float *sums, const kfi_halves &h, int number)
+template <int layout, int products> KFI_DEVICE void kfi_halves_put(float *sums, const kfi_halves &h, int number)
 {
-    float *const to = h.slab + kfi_halves_row() * KFI_HALVES_PITCH + threadIdx.x % 4 * 2;
+    constexpr int wide = KFI_HALVES_SLAB / products; // columns of a product
+    float *const to = h.slab + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kfi_halves_slabs(); ++n) {
         if (n != number) continue;
 #pragma unroll
         for (int c = 0; c < KFI_HALVES_SLAB; c += 8) {
-            const float *const from = sums + (n * KFI_HALVES_SLAB + c) / 2;
-            kfi_copy<8>(to + c, from);
-            kfi_copy<8>(to + c + 8 * KFI_HALVES_PITCH, from + 2);
+            const float *const from = sums + (c / wide * (128 / products) + n * wide + c % wide) / 2;
+            kfi_copy<8>(to + kfi_halves_row<layout>(0) * KFI_HALVES_PITCH + c, from);
+            kfi_copy<8>(to + kfi_halves_row<layout>(1) * KFI_HALVES_PITCH + c, from + 2);
         }
     }
     __syncwarp();
 }
 // left is not positive where there is nothing.
+template <int products>
 KFI_DEVICE void kfi_halves_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
 {
-    const int one = turn * 32 + (int)threadIdx.x % 32, row = one / (KFI_HALVES_SLAB / 4), col = one % (KFI_HALVES_SLAB / 4) * 4;
+    constexpr int wide = KFI_HALVES_SLAB / products, in_row = wide / 4;
+    const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 4;
     cell->row = at.row + (int)threadIdx.x / 32 * 16 + row;
-    cell->col = at.col + number * KFI_HALVES_SLAB + col;
+    cell->col = at.col + number * wide + col;
     cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
     cell->whole = g.wide && cell->left >= 4;
     cell->at = row * KFI_HALVES_PITCH + col;
 }
-// Four results. Of those that are no numbers, what fused multiply-adds make of them, as without wgmma.
-KFI_DEVICE void kfi_halves_take(float *values, const kfi_halves &h, const kfi_gemm_cell &cell, const kfi_gemm_side &a, const kfi_gemm_side &b,
-                                const kfi_gemm &g)
+// Of four results, those that fused multiply-adds make, as without wgmma. a, b: with a factor for each term, or of each product.
+template <int layout, int products>
+KFI_DEVICE void kfi_halves_again(float *made, const kfi_gemm_cell &cell, int product, const kfi_gemm_side &a, const kfi_gemm_side &b,
+                                 const kfi_gemm_at &at, int terms)
 {
-    kfi_copy<16>(values, h.slab + cell.at);
+#pragma unroll 1
+    for (int term = 0; term < terms; ++term) { // by selection: an array that is read by a variable would be in memory
+        const bool of_a = term > 0, of_b = products > 1 ? product > 0 : term > 0;
+        const float *const left = (const float *)(of_a ? a.p[1] : a.p[0]), *const right = (const float *)(of_b ? b.p[1] : b.p[0]);
+        const kf_i64 a_ld = of_a ? a.ld[1] : a.ld[0], b_ld = of_b ? b.ld[1] : b.ld[0];
+        const kf_i64 row_step = layout & KFI_A_TRANSPOSED ? 1 : a_ld, a_step = layout & KFI_A_TRANSPOSED ? a_ld : 1;
+        const kf_i64 col_step = layout & KFI_B_TRANSPOSED ? 1 : b_ld, b_step = layout & KFI_B_TRANSPOSED ? b_ld : 1;
+#pragma unroll 1
+        for (int i = at.begin; i < at.end; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                made[e] = fmaf(left[cell.row * row_step + i * a_step],
+                               right[(cell.col + (e < cell.left ? e : 0)) * col_step + i * b_step], made[e]);
+    }
+}
+// Four results of a product.
+template <int layout, int products>
+KFI_DEVICE void kfi_halves_take(float *values, const kfi_halves &h, const kfi_gemm_cell &cell, int product, const kfi_gemm_side &a,
+                                const kfi_gemm_side &b, const kfi_gemm_at &at, int terms)
+{
+    kfi_copy<16>(values, h.slab + cell.at + product * (KFI_HALVES_SLAB / products));
     float none = 0, made[4] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) none = fmaf(values[e], 0.0f, none); // NaN where one is infinite or NaN
     if (none == 0 || cell.left <= 0) return;
-    const float *const row = (const float *)a.p[0] + cell.row * a.ld[0], *const col = (const float *)b.p[0] + cell.col * b.ld[0];
-#pragma unroll 1
-    for (int i = 0; i < g.depth; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) made[e] = fmaf(row[i], col[(e < cell.left ? e : 0) * b.ld[0] + i], made[e]);
+    kfi_halves_again<layout, products>(made, cell, product, a, b, at, terms);
 #pragma unroll
     for (int e = 0; e < 4; ++e) values[e] = values[e] - values[e] == 0 ? values[e] : made[e];
 }
