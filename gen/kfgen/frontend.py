@@ -40,12 +40,12 @@ def _call(members):
 def _entry(pattern, op, members, with_grad):
     """with_grad: the op that has its results and gradients in one call, where it has no gradient of its own."""
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
-    f = forward[0]
+    f, axes = forward[0], packed.axes(forward[0])
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
     # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too (packed.py), give that of their tensors.
     second = "weights" if "weights" in of_u else "results" if of_u and all(len(m["dtypes"]) > 1 for m in forward) else ""
     return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
-            "family": f["family"], "axis": f["axes"]["axis"], "sizes": f["axes"]["sizes"], "shaped_by": f["axes"]["shaped_by"],
+            "family": f["family"], "axis": axes["axis"], "sizes": axes["sizes"], "shaped_by": axes["shaped_by"],
             "dropout": f["dropout"], "empty": f["empty"], "autocast": f["autocast"],
             "activations": list(dict.fromkeys(m["activation"] for m in forward)),
             "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
@@ -72,11 +72,12 @@ def table(made):
 
 def formulas(made):
     """{op: {activation: the statements of torch of forward and backward, and of a backward by the result}}, of a manifest's ops that have a gradient
-    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, or a mask."""
+    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, a mask, or rows
+    by their numbers."""
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
-        if f["dropout"] or f["backward"] is None or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
+        if f["dropout"] or f["backward"] is None or not f["axes"] or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
             other.add(name)
         lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
         lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]

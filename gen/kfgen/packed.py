@@ -12,17 +12,33 @@ MANY = 12  # functions of one file: the longest file is what a build waits for
 SCALARS = ("scalar", "act_scalar", "beta", "probability")
 
 
+def axes(f):
+    """How tensors of any number of dimensions become a function's sizes, as the manifest says. Where it says nothing, the first size is what a tensor
+    has dimensions of beside its others, and the inputs that say them are those which have one that no input before has. None: they do not say all."""
+    if f["axes"]:
+        return f["axes"]
+    first, *others = f["sizes"]
+    known, shaped_by = set(), []
+    for a in f["arguments"]:
+        own = {extent.rpartition(" * ")[2] for extent in a.get("shape") or ()}
+        if a["role"] == "in" and a["absent"] is None and own - known:
+            shaped_by.append(a["name"])
+            known |= own
+    sizes = {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}
+    return {"axis": None, "sizes": sizes, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
+
+
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from a tensor's
-    shape: nobody could call them by tensors alone."""
+    frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from tensors' shapes:
+    nobody could call them by tensors alone."""
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
         other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
         return other or (v["name"] == "I" and v["dtype"] != "i64")
 
-    return [f for f in manifest["functions"] if not f["state"] and f["axes"] and not any(left_out(f, v) for v in f["variables"])]
+    return [f for f in manifest["functions"] if not f["state"] and axes(f) and not any(left_out(f, v) for v in f["variables"])]
 
 
 def words(f, typed=False):

@@ -167,7 +167,7 @@ ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 def ready(f):
     """The arguments of a call of a manifest's function, all tensors apart."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
-    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8))}
+    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | ({"pairs": 2} if "pairs" in f["sizes"] else {})
     scalars = [a.get("default") or 0.5 for a in f["arguments"] if a["role"] in ("scalar", "act_scalar", "beta", "probability")]
     integers = [0 for a in f["arguments"] if a["role"] == "integer"]
     return f["name"], list(range(len(tensors))), [*sizes.values(), *integers], scalars, f["dropout"]

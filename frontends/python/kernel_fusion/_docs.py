@@ -38,7 +38,7 @@ def _value(v: Value) -> str:
 def of(op: Op, activation: str) -> str:
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", ""]
     for t in op.forward.inputs:
-        absent = f"; None stands for {t.absent:g}" if t.absent is not None else ""
+        absent = f"; None stands for {t.absent if isinstance(t.absent, str) else f'{t.absent:g}'}" if t.absent is not None else ""
         lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}")
     lines += [_value(v) for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])]
     if op.has_axis:

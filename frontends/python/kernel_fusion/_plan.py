@@ -24,7 +24,8 @@ class Plan:
 def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None], axis: int = -1, groups: int = 1, second: str | None = None) -> Plan:
     """given: a tensor for each input, None for those that are absent or not read. second: the dtype of results that are of another one (cast)."""
     call, where = op.direction(backward), f"{op.said(activation)}{' (backward)' if backward else ''}"
-    missing = [t.name for t, g in zip(call.inputs, given) if g is None and not t.nullable and activation not in t.unread]
+    missing = [t.name for t, g in zip(call.inputs, given)
+               if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)]
     if missing:
         raise TypeError(f"{where}: {missing[0]} is missing")
     first = given[call.inputs.index(call.template)]

@@ -27,7 +27,7 @@ class Tensor:
     kind: str
     shape: tuple[str, ...]
     var: str
-    absent: float | None
+    absent: float | str | None  # a number, or what stands for it in words
     place_of: str
     strides: tuple[str, ...]
     accumulated: bool
@@ -60,9 +60,10 @@ class Call:
 
     @functools.cached_property
     def template(self) -> Tensor:
-        """The tensor whose shape the sizes are read from, or of several the one that others are compared with."""
+        """The tensor whose shape the sizes are read from, or of several the one that others are compared with, which is of the op's dtype."""
         if self.shaped_by:
-            return next(t for t in self.inputs if t.name == self.shaped_by[-1])
+            say = [t for name in reversed(self.shaped_by) for t in self.inputs if t.name == name]
+            return next((t for t in say if t.var == "T"), say[0])
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
         return next((t for t in whole if not t.unread and not t.by_result), whole[0])
 

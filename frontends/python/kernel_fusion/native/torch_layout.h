@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DIMS = 16, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96 };
+enum { DIMS = 16, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96, SHAPED = 4 };
 /* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of that number. */
 enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS, BETWEEN };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
@@ -33,7 +33,7 @@ typedef struct {
     int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act, saves, backward;
     int32_t parts[SIZES], sizes, order[SIZES]; /* each size: what it is of; those that the launcher takes */
     int32_t number_of_activations, basis, half, fields, workspace, least_dims, bound_count;
-    int32_t shaped[2], betas; /* the inputs that say the sizes between them, -1 where one does; scalars in front of p that are 0 */
+    int32_t shaped[SHAPED], betas; /* the inputs that say the sizes between them, -1 behind the last; scalars in front of p that are 0 */
 } kfs_op;
 
 typedef struct {
@@ -65,14 +65,14 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
     return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
 }
 
-/* The same of two tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
+/* The same of several tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
    what is left. Otherwise *wrong is the input that has too few or too many, or one that is no multiple of what it should be. */
-static inline bool kfs_join(const kfs_op *op, kfs_layout *l, const int64_t *const *shapes, const int64_t *dims, int *wrong)
+static inline bool kfs_join(const kfs_op *op, kfs_layout *l, int tensors, const int64_t *const *shapes, const int64_t *dims, int *wrong)
 {
     const int64_t *of[SIZES];
     int count[SIZES], times[SIZES];
     for (int s = 0; s < op->sizes; ++s) count[s] = op->parts[s] < 0 ? 1 : -1;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < tensors; ++i) {
         const kfs_tensor *t = &op->tensors[op->shaped[i]];
         int left = (int)dims[i], unknown = -1, at = 0;
         for (int e = 0; e < t->extents; ++e) {

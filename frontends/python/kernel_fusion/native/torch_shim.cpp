@@ -54,19 +54,20 @@ static bool check_input(call *c, int i)
     return c->in[i] || fail_for_memory(c, t->name);
 }
 
-// The sizes, from one input or from two.
+// The sizes, from one input or from several.
 static bool lay_out(call *c)
 {
     const kfs_op *op = c->op;
-    int64_t *shapes[2], dims[2];
-    int wrong = op->basis;
-    for (int i = 0; i < 2; ++i) {
-        const int from = op->shaped[i] < 0 ? op->basis : op->shaped[i];
-        p_aoti_torch_get_sizes(c->in[from], &shapes[i]);
-        p_aoti_torch_get_dim(c->in[from], &dims[i]);
-    }
+    int64_t *shapes[SHAPED], dims[SHAPED];
+    int wrong = op->basis, count = 0;
+    do {
+        const int from = op->shaped[count] < 0 ? op->basis : op->shaped[count];
+        if (!c->in[from]) return fail(c, "is missing", op->tensors[from].name);
+        p_aoti_torch_get_sizes(c->in[from], &shapes[count]);
+        p_aoti_torch_get_dim(c->in[from], &dims[count]);
+    } while (++count < SHAPED && op->shaped[count] >= 0);
     return (op->shaped[0] < 0 ? kfs_lay_out(op, &c->layout, shapes[0], dims[0], c->axis, c->groups)
-                              : kfs_join(op, &c->layout, shapes, dims, &wrong)) ||
+                              : kfs_join(op, &c->layout, count, shapes, dims, &wrong)) ||
            fail(c, "has a shape that the op has no sizes for", op->tensors[wrong].name);
 }
 

@@ -29,7 +29,8 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
             missing = activation in t.unread or (activation in t.by_result and not given)
             found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
         elif (activation in t.unread or (activation in t.by_result and by_result)) and t.use != "weight":
-            found.append(("shape", inputs.index(t.name)) if t is op.backward.template else ("none", 0))
+            asked = t.name in op.backward.shaped_by or t is op.backward.template
+            found.append(("shape", inputs.index(t.name)) if asked else ("none", 0))
         else:
             found.append(("in", inputs.index(t.name)))
     return found
@@ -139,8 +140,8 @@ def _again(op: Op, backward: Any) -> Any:
 def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]]) -> list[str]:
     """What is kept of a call is what its backward reads, and nothing else. Names with an underscore are none of the op's."""
     kept = [arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")] + (["rng"] if op.dropout else [])
-    shapes = [arguments[i] for kind, i in sources if kind == "shape"]
-    return [f"_ctx.save_for_backward({', '.join(kept)})", *(f"_ctx.shape, _ctx.dtype = {name}.shape, {name}.dtype" for name in shapes)]
+    shapes = [(i, arguments[i]) for kind, i in sources if kind == "shape"]
+    return [f"_ctx.save_for_backward({', '.join(kept)})", *(f"_ctx.shape{i}, _ctx.dtype{i} = {name}.shape, {name}.dtype" for i, name in shapes)]
 
 
 def _saves(op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int]], signs: str) -> str:
@@ -152,7 +153,7 @@ def _saves(op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int
 def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
     """The backward's tensors, of what was kept."""
     kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (["rng"] if op.dropout else [])
-    given = {"grad": "_grad{1}", "shape": "_grad0.new_empty((), dtype=_ctx.dtype).expand(_ctx.shape)", "none": "None", "in": "_kept{0}",
+    given = {"grad": "_grad{1}", "shape": "_grad0.new_empty((), dtype=_ctx.dtype{1}).expand(_ctx.shape{1})", "none": "None", "in": "_kept{0}",
              "out": "_kept{0}"}
     tensors = ", ".join(given[kind].format(i, number) for i, (kind, number) in enumerate(sources))
     return [*([f"{', '.join(kept)}, = _ctx.saved_tensors"] if kept else []), f"_tensors = {tensors},"]

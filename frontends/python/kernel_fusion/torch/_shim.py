@@ -30,6 +30,7 @@ LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
 LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")  # kfs_library
+SHAPED = 4  # of torch_layout.h
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -45,7 +46,7 @@ class _Op(ctypes.Structure):
                                      "saves", "backward")],
                 ("parts", INT * 8), ("sizes", INT), ("order", INT * 8),
                 *[(n, INT) for n in ("number_of_activations", "basis", "half", "fields", "workspace", "least_dims", "bound_count")],
-                ("shaped", INT * 2), ("betas", INT)]
+                ("shaped", INT * SHAPED), ("betas", INT)]
 
 
 def compiled() -> pathlib.Path:
@@ -101,7 +102,7 @@ def _entry(s: Schema) -> _Op:
     values = [[*call.scalars, *op.scalars[a], *probability] for a in op.activations]
     most = max(len(v) for v in values)
     tensors = [_tensor(s, t, sizes) for t in (*call.inputs, *call.outputs)]
-    order = [sizes.index(n) for n in call.sizes]
+    order, shaped = [sizes.index(n) for n in call.sizes], [[t.name for t in call.inputs].index(name) for name in call.shaped_by]
     made = _Op(
         s.name.encode(), _array(_Tensor, tensors), *_numbers(s), _array(LONG, [activations()[a] for a in op.activations]),
         _array(INT, [len(op.scalars[a]) for a in op.activations]), _array(DOUBLE, [x for v in values for x in _bounds(v, most)]), 0,
@@ -109,7 +110,7 @@ def _entry(s: Schema) -> _Op:
         op.has_groups, op.has_act, s.saves, s.backward, (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
         len(sizes), (INT * 8)(*order, *[-1] * (8 - len(order))), len(op.activations), call.inputs.index(call.template), call.template.kind == "half",
         len(call.strides), call.workspace, Layout.least(op), most,
-        (INT * 2)(*[[t.name for t in call.inputs].index(name) for name in call.shaped_by] or [-1, -1]), len(call.betas))
+        (INT * SHAPED)(*shaped, *[-1] * (SHAPED - len(shaped))), len(call.betas))
     return made
 
 
