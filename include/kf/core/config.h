@@ -2,8 +2,8 @@
 /* kf/core/config.h: every switch of the library, and the words that differ between compilers.
 
    KF_BATCH_INVARIANT  Affects: products of matrices in CUDA. Defined, nothing of a row's results or of its gradient depends on how many rows
-                       there are, bit for bit: blocks do not share the depth of few rows. Of f16 and bf16 all kernels then add
-                       up in one order, those of sm_90a too (docs/families/gemm.md). Default: not defined, up to 64 rows are
+                       there are, bit for bit: blocks do not share the depth of few rows. Of f16 and bf16 all kernels of tensor
+                       cores then add up in one order, those of sm_90a too (docs/families/gemm.md). Default: not defined, up to 64 rows are
                        a class of their own. Cost: where few rows have few columns and a long depth, up to 4 times as long.
    KF_OMP_MIN          Affects: C launchers. Elements below which a call stays on the calling thread.
                        Default: 32768. Cost: none.
