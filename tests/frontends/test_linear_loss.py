@@ -10,6 +10,7 @@ torch = pytorch.load()
 import torch.nn.functional as F  # noqa: E402
 from torchops import draw  # noqa: E402
 
+pytestmark = pytest.mark.level(2)  # kfpython.OPS
 OPTIONS = ({}, {"label_smoothing": 0.25, "z_loss": 0.125}, {"ignore_index": 2})
 
 
