@@ -41,7 +41,9 @@ SEEDED_RINGS = {
     "the first matrix in all of them": (RING, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
     "the first split's depth in all of them": (RING, r"at\.begin \+ \(i - term", "(i - term"),
     "partial sums of the first split alone": (RING, r"at\.matrix, at\.split, p, g\), values", "at.matrix, 0, p, g), values"),
-    "a warp's rows are overwritten": (RING, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
+    "columns of another lane": (RING, r"\*high, bit\);", "*high, 3 - bit);"),
+    "columns that a lane keeps": (RING, r"upper \? \*low : \*high, bit", "upper ? *high : *low, bit"),
+    "the second rows before the first ones": (RING, r"/ 2 \+ i / 16 \* 2 \+ i % 2", "/ 2 + (1 - i / 16) * 2 + i % 2"),
     "the rows of another warp": (RING, r"threadIdx\.x / 32 % 4 \* 16", "threadIdx.x / 32 % 2 * 16"),
 }
 FEW = "kf/core/gemm_few.cuh"

@@ -101,22 +101,22 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
         float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
         if (g.splits > 1) {
-            kfi_ring_leave<tile, products>(sums, ring, at, g);
+            kfi_ring_leave<tile, products>(sums, at, g);
             continue;
         }
 #pragma unroll 1
         for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
-            kfi_ring_put<tile, products>(sums, ring, slab);
-#pragma unroll 1
+            float put[KFI_RING_OWN];
+            kfi_ring_put<tile, products>(put, sums, slab);
+#pragma unroll
             for (int vector = 0; vector < kfi_ring_vectors<products>(); ++vector) {
                 kfi_gemm_cell cell;
                 if (!kfi_ring_find<tile, products>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float acc[products][8];
 #pragma unroll
-                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], ring, cell, p);
+                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], put, vector, p);
                 finish<type, products>(acc, cell, at.matrix, e);
             }
-            __syncwarp();
         }
     }
 #endif

@@ -13,16 +13,16 @@
 
 #define KFI_RING_STAGES 5
 #define KFI_RING_DEPTH 64 // of a stage: 128 bytes of a line
-#define KFI_RING_SLAB 64  // columns of 16 rows that a warp puts into its shared memory at a time
-#define KFI_RING_PITCH (KFI_RING_SLAB + 8)
+#define KFI_RING_SLAB 64  // columns of 16 rows that a warp goes on with at a time
+#define KFI_RING_OWN (16 * KFI_RING_SLAB / 32) // sums of a lane
 
 KFI_BOTH constexpr int kfi_ring_a(int tile) { return kfi_tile_rows(tile) * KFI_RING_DEPTH * 2; } // bytes of a stage
 KFI_BOTH constexpr int kfi_ring_stage(int tile) { return kfi_ring_a(tile) + kfi_tile_cols(tile) * KFI_RING_DEPTH * 2; }
 KFI_BOTH constexpr int kfi_ring_slabs(int tile) { return kfi_tile_rows(tile) / 64 * (kfi_tile_cols(tile) / KFI_RING_SLAB); } // of a warp
-// Stages, the warps' slabs, mbarriers; from a multiple of 1,024 bytes on.
+// Stages, mbarriers; from a multiple of 1,024 bytes on.
 KFI_BOTH constexpr int kfi_ring_shared(int tile)
 {
-    return 1024 + KFI_RING_STAGES * kfi_ring_stage(tile) + 8 * 16 * KFI_RING_PITCH * 4 + 2 * 8 * KFI_RING_STAGES;
+    return 1024 + KFI_RING_STAGES * kfi_ring_stage(tile) + 2 * 8 * KFI_RING_STAGES;
 }
 
 // The factors, as TMA knows them: of two products of one A, or of two products that are added up (terms). turns: 1, or 0 where all matrices
@@ -44,10 +44,9 @@ struct kfi_gemm_maps {
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// A warpgroup's place in the ring, and its part of shared memory.
+// A warpgroup's place in the ring.
 struct kfi_ring {
     unsigned stages, full, empty; // addresses
-    float *slab;                  // of this thread's warp
     int group;                    // 0 loads, 1 and 2 multiply
     int count, other;             // stages of this warpgroup's tile, and of the other one's behind it
     int stage, phase;
@@ -77,11 +76,8 @@ template <int tile, int products> KFI_DEVICE int kfi_ring_count(unsigned unit, c
 template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin()
 {
     kfi_ring r;
-    char *const memory = kfi_dynamic();
-    const unsigned window = kfi_window(memory);
-    r.stages = (window + 1023) & ~1023u;
-    char *const slabs = memory + (r.stages - window) + KFI_RING_STAGES * kfi_ring_stage(tile);
-    r.full = r.stages + KFI_RING_STAGES * kfi_ring_stage(tile) + 8 * 16 * KFI_RING_PITCH * 4;
+    r.stages = (kfi_window(kfi_dynamic()) + 1023) & ~1023u;
+    r.full = r.stages + KFI_RING_STAGES * kfi_ring_stage(tile);
     r.empty = r.full + 8 * KFI_RING_STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < KFI_RING_STAGES; ++i) {
@@ -92,7 +88,6 @@ template <int tile> KFI_DEVICE kfi_ring kfi_ring_begin()
     }
     __syncthreads();
     r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // the same for a warp, and the compiler knows it
-    r.slab = (float *)slabs + (threadIdx.x / 32 + 4) % 8 * (16 * KFI_RING_PITCH);
     r.count = r.other = r.stage = r.phase = 0;
     r.unit = blockIdx.x;
     return r;
@@ -207,63 +202,84 @@ template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(floa
     kfi_ring_go(r, r->other);
 }
 
-// ---- what a kernel's own code is given: 16 rows and KFI_RING_SLAB columns of a warp, of all products together
+// ---- what a kernel's own code is given: vectors of 8 sums, from 16 rows and KFI_RING_SLAB columns of a warp, of all products together
 
-// All lanes come here, and may read afterwards; before the next ones, they __syncwarp.
-template <int tile, int products> KFI_DEVICE void kfi_ring_put(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, int number)
+// Vectors of a lane, of 8 elements.
+template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
+// Four lanes have 32 columns of a row, each of them two of every 8: afterwards 8 that lie side by side. Columns 8 i + 2 t and the next are
+// in v[2 i] and v[2 i + 1] of lane t; then columns 8 t + 2 i.
+KFI_DEVICE void kfi_ring_gather(float *v)
 {
-    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products; // columns of a product
-    float *const to = r.slab + threadIdx.x % 32 / 4 * KFI_RING_PITCH + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool upper = threadIdx.x & bit;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float *const low = v + 2 * i + e, *const high = v + 2 * (i + bit) + e;
+                const float come = __shfl_xor_sync(0xffffffffu, upper ? *low : *high, bit);
+                *low = upper ? come : *low;
+                *high = upper ? *high : come;
+            }
+        }
+    }
+}
+// A lane's vectors. All lanes come here.
+template <int tile, int products>
+KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_tile_cols(tile) / 2], int number)
+{
+    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB;
 #pragma unroll
     for (int n = 0; n < kfi_ring_slabs(tile); ++n) {
         if (n != number) continue;
 #pragma unroll
-        for (int c = 0; c < KFI_RING_SLAB; c += 8) {
-            const int col = c / wide * (kfi_tile_cols(tile) / products) + n % across * wide + c % wide; // of the tile
-            kfi_copy<8>(to + c, sums[n / across] + col / 2);
-            kfi_copy<8>(to + c + 8 * KFI_RING_PITCH, sums[n / across] + col / 2 + 2);
+        for (int i = 0; i < KFI_RING_OWN; ++i) { // own: [row, 8 further on][32 columns, of a product][8 columns][2]
+            const int half = i / 8 % 2, j = i / 2 % 4, col = products > 1 ? half * (kfi_tile_cols(tile) / 2) + n % across * 32 : n % across * 64 + half * 32;
+            own[i] = sums[n / across][(col + 8 * j) / 2 + i / 16 * 2 + i % 2];
         }
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < KFI_RING_OWN; i += 8) kfi_ring_gather(own + i);
 }
-// Vectors of a lane, of 8 elements.
-template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
 // left is not positive where there is nothing.
 template <int tile, int products>
 KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
 {
-    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products, in_row = wide / 8;
-    const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 8;
-    cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + row;
-    cell->col = at.col + number % across * wide + col;
+    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products;
+    const int lane = (int)threadIdx.x % 32, second = products > 1 ? turn : turn / 2;
+    cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * second;
+    cell->col = at.col + number % across * wide + (products > 1 ? 0 : turn % 2 * 32) + lane % 4 * 8;
     cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
     cell->whole = g.wide && cell->left >= 8;
-    cell->at = row * KFI_RING_PITCH + col;
+    cell->at = 0;
     return cell->left > 0;
 }
-template <int products> KFI_DEVICE void kfi_ring_take(float *values, const kfi_ring &r, const kfi_gemm_cell &cell, int product)
+template <int products> KFI_DEVICE void kfi_ring_take(float *values, const float *own, int turn, int product)
 {
-    kfi_copy<32>(values, r.slab + cell.at + product * (KFI_RING_SLAB / products));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) values[e] = own[(products > 1 ? 2 * turn + product : turn) * 8 + e];
 }
 // Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, const kfi_gemm_at &at, const kfi_gemm &g)
+KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_gemm_at &at, const kfi_gemm &g)
 {
 #pragma unroll 1
     for (int number = 0; number < kfi_ring_slabs(tile); ++number) {
-        kfi_ring_put<tile, products>(sums, r, number);
-#pragma unroll 1
+        float own[KFI_RING_OWN];
+        kfi_ring_put<tile, products>(own, sums, number);
+#pragma unroll
         for (int turn = 0; turn < kfi_ring_vectors<products>(); ++turn) {
             kfi_gemm_cell cell;
             if (!kfi_ring_find<tile, products>(&cell, number, turn, at, g)) continue;
             alignas(16) float values[8];
 #pragma unroll
             for (int p = 0; p < products; ++p) {
-                kfi_ring_take<products>(values, r, cell, p);
+                kfi_ring_take<products>(values, own, turn, p);
                 kfi_store<32>(kfi_gemm_part<4, products, 8>(cell, at.matrix, at.split, p, g), values);
             }
         }
-        __syncwarp();
     }
 }
 #endif

@@ -203,21 +203,21 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
         float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
         if (g.splits > 1 || !t.out) {
-            kfi_ring_leave<tile, 1>(sums, ring, at, g);
+            kfi_ring_leave<tile, 1>(sums, at, g);
             continue;
         }
 #pragma unroll 1
         for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
-            kfi_ring_put<tile, 1>(sums, ring, slab);
-#pragma unroll 1
+            float own[KFI_RING_OWN];
+            kfi_ring_put<tile, 1>(own, sums, slab);
+#pragma unroll
             for (int vector = 0; vector < kfi_ring_vectors<1>(); ++vector) {
                 kfi_gemm_cell cell;
                 if (!kfi_ring_find<tile, 1>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float values[8];
-                kfi_ring_take<1>(values, ring, cell, 0);
+                kfi_ring_take<1>(values, own, vector, 0);
                 kfi_gemm_keep<of, 8>(values, cell, at.matrix, t);
             }
-            __syncwarp();
         }
     }
 #endif
