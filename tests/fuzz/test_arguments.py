@@ -151,7 +151,7 @@ def spoil(data, call, f):
                 call.set(workspace_bytes=data.draw(st.sampled_from([0, call.workspace_bytes - 1, call.workspace_bytes, 2**62])))
 
 
-@examples(400)
+@examples(250)
 @given(data=st.data())
 def agrees(lib, met, data):
     f = data.draw(st.sampled_from(kflib.on(lib.backend, FUNCTIONS)))

@@ -117,7 +117,7 @@ def test_the_entries_are_right(tmp_path):
     assert check(text_of(ENTRIES), tmp_path / "mine.toml") and tomllib.loads(text_of(ENTRIES)) == ENTRIES
 
 
-@examples(120, 1000)
+@examples(80, 1000)
 @given(text=spoiled())
 def test_spoiled_entries(tmp_path_factory, text):
     check(text, tmp_path_factory.getbasetemp() / "spoiled.toml")

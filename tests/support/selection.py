@@ -26,7 +26,7 @@ def calls_others(f):
 
 
 def features(f):
-    """What of a function may be wrong in it and right in others: its op's code, with and without an activation, forward and backward;
+    """What of a function may be wrong in it and right in others: its op's code, forward and backward; that of its layout without an activation;
     its schedule for the dtype of its elements; each mix of dtypes in its family's kernels of a layout; each activation inside of its family's
     kernels; whether its gradient reads the argument; the gradient by an activation's result. Of casts, which are one schedule, each conversion.
     In CUDA each activation in float32, in float64 and in one of the dtypes of 2 bytes, which are computed in float32; in C
@@ -35,7 +35,8 @@ def features(f):
         yield from of_calls(f)
         return
     none = f["activation"] == "none"
-    yield "op", f["op"], f["bwd"], f["state"], none
+    yield "op", f["op"], f["bwd"], f["state"]
+    yield "without", f["family"], f["layout"], f["bwd"], f["state"], none
     yield "schedule", schedule(f), f["dtypes"][0], f["name"] if f["op"] == "cast" else ""
     yield "dtypes", f["family"], f["layout"], f["bwd"], *f["dtypes"]
     yield "activation", f["family"], f["bwd"], f["activation"]
