@@ -21,6 +21,7 @@ each = pytest.mark.parametrize("f", torchops.PLAIN, ids=ids)
 
 @pytest.fixture(scope="module")
 def kf():
+    kfpython.package()
     kfpython.use()
     import kernel_fusion
 

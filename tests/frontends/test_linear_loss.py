@@ -10,7 +10,7 @@ torch = pytorch.load()
 import torch.nn.functional as F  # noqa: E402
 from torchops import draw  # noqa: E402
 
-pytestmark = pytest.mark.level(2)  # kfpython.OPS
+computes = pytest.mark.level(2)  # kfpython.OPS
 OPTIONS = ({}, {"label_smoothing": 0.25, "z_loss": 0.125}, {"ignore_index": 2})
 
 
@@ -26,6 +26,7 @@ def reference(x, weight, label, bias=None, ignore_index=-100, label_smoothing=0.
     return loss.view(label.shape) + z_loss * torch.where(label == ignore_index, 0, logits.logsumexp(-1).square())
 
 
+@computes
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("lead", [(5,), (2, 3), (1, 2, 4)], ids=str)
 def test_loss_and_gradients(kf, lead, options):
@@ -40,6 +41,7 @@ def test_loss_and_gradients(kf, lead, options):
     assert np.allclose(arrays, found[1].detach().numpy(), 1e-12, 1e-12)
 
 
+@computes
 def test_gradcheck(kf):
     x, weight, bias, label = draw(2, 3, 4), draw(7, 4), draw(7), labels(2, 3)
     more = {"label_smoothing": 0.1, "z_loss": 0.01}
@@ -48,6 +50,7 @@ def test_gradcheck(kf):
     assert torch.autograd.gradcheck(lambda x: kf.ops.linear_cross_entropy(x, frozen, label), [x])
 
 
+@computes
 def test_gradients_with_the_loss(kf):
     """In one call, of a mean's gradient as PyTorch's users write it."""
     x, weight, bias, label = draw(6, 4), draw(7, 4), draw(7), labels(6)
@@ -60,6 +63,7 @@ def test_gradients_with_the_loss(kf):
         kf.ops.linear_cross_entropy_with_grad(x, weight, label, bias, each)[0].sum().backward()
 
 
+@computes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_dtypes(kf, dtype):
     """The loss is float32; autocast gives the layer its dtype."""
@@ -73,6 +77,7 @@ def test_dtypes(kf, dtype):
     assert torch.equal(cast, kf.ops.linear_cross_entropy(x.bfloat16(), weight.bfloat16(), label))
 
 
+@computes
 def test_rows_as_they_lie(kf):
     x, weight, label = draw(8, 6).detach(), draw(7, 6).detach(), labels(4)
     before = kf.info()["copies"].get("linear_cross_entropy", 0)
@@ -80,12 +85,14 @@ def test_rows_as_they_lie(kf):
     assert kf.info()["copies"].get("linear_cross_entropy", 0) == before and torch.allclose(got, reference(x[::2, :4], weight[:, 1:5], label), 1e-12)
 
 
+@computes
 def test_opcheck(kf):
     tensors = *(draw(*shape).detach() for shape in ((2, 3, 4), (7, 4), (7,))), labels(2, 3)
     torch.library.opcheck(torch.ops.kf.linear_cross_entropy.default, (*tensors, -100, 0.1, 0.0, True))
     torch.library.opcheck(torch.ops.kf.linear_cross_entropy_with_grad.default, (*tensors, draw(2, 3).detach(), -100, 0.1, 0.0, True))
 
 
+@computes
 def test_compile(kf):
     """As one graph, of sizes that change; the same bits as without it."""
     torch._dynamo.reset()
@@ -97,6 +104,7 @@ def test_compile(kf):
         assert torch.equal(got, want) and all(torch.equal(a, b) for a, b in zip(own, other))
 
 
+@computes
 def test_no_second_derivative(kf):
     x, weight, label = draw(5, 4), draw(7, 4), labels(5)
     [dx] = torch.autograd.grad(kf.ops.linear_cross_entropy(x, weight, label).sum(), x, create_graph=True)

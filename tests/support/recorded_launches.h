@@ -9,13 +9,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#define KFT_PARAMETERS 24 /* of a kernel, at most */
+
 struct kft_launch {
     char kernel[256];
     int act, from_state;   /* what stands for these words in it; the driver's has numbers already */
     unsigned grid[3], block[3], shared, cluster, early, raised; /* raised: the shared memory that the kernel was allowed before */
     const void *stream;
-    int parameters, sizes[16];
-    unsigned char bytes[16][640];
+    int parameters, sizes[KFT_PARAMETERS];
+    unsigned char bytes[KFT_PARAMETERS][640];
 };
 struct kft_record {
     int count;
@@ -140,7 +142,7 @@ __attribute__((weak)) CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunct
 
 struct kft_kernel {
     const char *text;
-    int act, from_state, parameters, sizes[16];
+    int act, from_state, parameters, sizes[KFT_PARAMETERS];
 };
 template <class... P>
 static kft_kernel kft_kernel_of(void (*)(P...), const char *text, int act, int from_state)

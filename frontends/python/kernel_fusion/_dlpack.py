@@ -24,7 +24,7 @@ class _Managed(ctypes.Structure):
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_api = ctypes.pythonapi
+_api = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions' types are everybody's
 _pointer, _valid, _rename, _new = _api.PyCapsule_GetPointer, _api.PyCapsule_IsValid, _api.PyCapsule_SetName, _api.PyCapsule_New
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
