@@ -36,8 +36,8 @@ class Sample:
         return cases.runs(f) if cases.LEVEL > 1 else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
     def orders(self, i):
-        """Those of the case of this number: of threads, which cost most, at level 1 one, with one vector a thread and with several by turns."""
-        return self.runs[i % len(self.runs):][:1] if self.variant == "tsan" and cases.LEVEL == 1 else self.runs
+        """Those of the case of this number: at level 1 one, with one vector a thread and with several by turns."""
+        return self.runs[i % len(self.runs):][:1] if cases.LEVEL == 1 else self.runs
 
 
 def of_each_kernel(f):

@@ -18,7 +18,7 @@ def plant(include, folder, file, text, instead):
 
 
 def some(faults):
-    """Those that are compiled and run: at level 1 always the same sixth."""
+    """Those that are compiled and run: at level 1 always the same ninth."""
     return cases.by_level(list(faults)[:: cases.SHARE], list(faults))
 
 
