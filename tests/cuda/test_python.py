@@ -21,7 +21,6 @@ each = pytest.mark.parametrize("f", torchops.PLAIN, ids=ids)
 
 @pytest.fixture(scope="module")
 def kf():
-    kfpython.package()
     kfpython.use()
     import kernel_fusion
 

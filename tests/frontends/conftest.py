@@ -3,13 +3,8 @@ import kfpython
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def libraries():
-    kfpython.package()
-
-
 @pytest.fixture(scope="session")
-def kf(libraries):
+def kf():
     """The package, with few kernels at level 1."""
     kfpython.use()
     import kernel_fusion

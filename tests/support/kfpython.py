@@ -31,45 +31,33 @@ def _digest():
     return found.hexdigest()[:16]
 
 
-def _made(what, environment):
-    """The package's folder once `what` of it is made: what is generated, for an import, or all of it."""
+def package():
+    """The folder that has the package in it."""
     folder = kflib.ROOT / "build/tests/python" / f"{kflib.rendered().name}-{_digest()}"
     with kflib.locked(folder.parent):
-        if not (folder / what).exists():
-            if what == "generated":
-                shutil.copytree(SOURCE / "kernel_fusion", folder / "kernel_fusion", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        if not (folder / "whole").exists():
+            shutil.copytree(SOURCE / "kernel_fusion", folder / "kernel_fusion", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
             sys.path.insert(0, str(folder))
             from kernel_fusion import _build
 
-            before = {k: os.environ.get(k) for k in environment}
-            os.environ.update(environment)
+            before = {k: os.environ.get(k) for k in CHOSEN}
+            os.environ.update({**CHOSEN, "KF_WHEEL_JOBS": str(os.cpu_count())})
             _build.build(folder / "kernel_fusion")
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             sys.path.remove(str(folder))
-            (folder / what).touch()
+            (folder / "whole").touch()
     return folder
-
-
-def generated():
-    """The folder that has the package in it, without libraries."""
-    return _made("generated", {"KF_WHEEL_OPS": "none"})
-
-
-def package():
-    """The same with its libraries."""
-    generated()
-    return _made("whole", {**CHOSEN, "KF_WHEEL_JOBS": str(os.cpu_count())})
 
 
 CACHE = kflib.ROOT / "build/tests/python/cache"
 
 
 def use():
-    """Makes `import kernel_fusion` find it; what it makes at run time does not go into the user's own folder. Libraries are compiled when the first
-    test runs that has the fixture `libraries`, as all of tests/frontends have: while tests are collected, every worker would wait for them."""
+    """Makes `import kernel_fusion` find it; what it makes at run time does not go into the user's own folder. With libraries: kernel_fusion.torch
+    decides when it is imported, as some tests do while they are collected, whether there is a shim to be used."""
     os.environ.setdefault("KF_CACHE_DIR", str(CACHE))
-    folder = str(generated())
+    folder = str(package())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return pathlib.Path(folder)
