@@ -230,7 +230,7 @@ def run(args, found, started):
     pool = data.Pool(args.backend)
     if args.shard:
         return compile_only(found, pool, args, started)
-    flags = shlex.split(args.flags) if args.flags else list(kflib.CUDA_FLAGS if args.backend == "cuda" else kflib.CPU_FLAGS)
+    flags = shlex.split(args.flags) if args.flags else machine.flags(args.backend)
     functions = list({f["name"]: f for c in found for f in (c.f, c.forward if c.saved else None, c.any) if f}.values())
     lib = kflib.build(args.backend, functions, args.build_dir, flags=flags)
     print(f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases", flush=True)
