@@ -8,7 +8,7 @@ import pytorch
 torch = pytorch.load()
 pytest.importorskip("expecttest", reason="torch's samples need it")
 
-import samples  # noqa: E402
+import torch_samples as samples  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
 
