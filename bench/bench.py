@@ -242,7 +242,7 @@ def run(args, found, started):
     pool = data.Pool(args.backend)
     if args.shard:
         return compile_only(found, pool, args, started)
-    flags = shlex.split(args.flags) if args.flags else list(kflib.CUDA_FLAGS if args.backend == "cuda" else kflib.CPU_FLAGS)
+    flags = shlex.split(args.flags) if args.flags else machine.flags(args.backend)
     launched = [c for c in found if not c.python or "launchers" in c.peers]
     each = [f for c in launched for f in (c.f, c.forward if c.saved else None, c.any, c.gradient and c.gradient.f) if f]
     functions = list({f["name"]: f for f in each}.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own sample inputs on a GPU (support/samples.py)."""
+"""PyTorch's own sample inputs on a GPU (support/torch_samples.py)."""
 
 import kfpython
 import pytest
@@ -8,7 +8,7 @@ import pytorch
 torch = pytorch.load()
 pytest.importorskip("expecttest", reason="torch's samples need it")
 
-import samples  # noqa: E402
+import torch_samples as samples  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own sample inputs on the CPU (support/samples.py)."""
+"""PyTorch's own sample inputs on the CPU (support/torch_samples.py)."""
 
 import pytest
 import pytorch
@@ -7,7 +7,7 @@ import pytorch
 pytorch.load()
 pytest.importorskip("expecttest", reason="torch's samples need it")
 
-import samples  # noqa: E402
+import torch_samples as samples  # noqa: E402
 
 
 @pytest.mark.xdist_group("op_db")  # which takes seconds to import: by one process, and by none that only collects tests
