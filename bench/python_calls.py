@@ -27,7 +27,8 @@ class Both:
         self.results = [n for n in case.results]
         shapes = {a["name"]: a for a in case.f["arguments"]}
         self.ups = [[self._own(shapes[n], f"d{n}", i, "normal") for n in self.results] for i in range(sets)] if self.gradient else []
-        self.wanted = self.gradient.wanted if self.gradient else []
+        gradients = {a["name"] for a in self.gradient.f["arguments"]} if self.gradient else ()
+        self.wanted = [a["name"] for a in case.inputs if f"d{a['name']}" in gradients]
 
     def _own(self, a, name, i, how=None):
         shape, dtype = self.case.shape(a), TORCH[a["dtype"]]
