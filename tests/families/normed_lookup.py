@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup`: shapes [rows, cols, vocab, positions, types], numbers of which some are of no row, and the oracle in float64: the closed
-form of layer norm and its gradient, which nothing that is tested shares."""
+"""The family `normed_lookup`: shapes [rows, cols, vocab, positions, types], numbers of which some are of no row, and the oracle in float64: the
+closed form of layer norm and its gradient, which nothing that is tested shares."""
 
 import numpy as np
 import storage
@@ -12,13 +12,14 @@ SHAPES = [[(6, 16, 8, 4, 2), 0], [(5, 13, 9, 3, 2), 1], [(7, 64, 5, 6, 3), 0], [
           [(2, 2056, 4, 2, 2), 0], [(3, 8208, 3, 2, 2), 0], [(3, 24, 70000, 5, 2), 0], [(2, 4099, 3, 2, 1), 0]]
 MORE = [[(r, c, v, 7, 2), (r + c) % 3] for r in (1, 33, 257, 2000) for c in (1, 7, 16, 96, 257, 768) for v in (1, 255, 1000)]
 LARGE = (2**45, 1, 2, 2, 2)  # more blocks than a launch may have
-OVERFLOWS = [((2**30, 2**30, 3, 3, 3), "cols"), ((3, 2**30, 2**30, 3, 3), "cols"), ((3, 2**30, 3, 2**30, 3), "cols"), ((3, 2**30, 3, 3, 2**30), "cols"),
-             ((2**59, 1, 1, 1, 1), "rows"), ((1, 1, 1, 1, 2**59), "types")]  # the size that is too much
+OVERFLOWS = [((2**30, 2**30, 3, 3, 3), "cols"), ((3, 2**30, 2**30, 3, 3), "cols"), ((3, 2**30, 3, 2**30, 3), "cols"),
+             ((3, 2**30, 3, 3, 2**30), "cols"), ((2**59, 1, 1, 1, 1), "rows"), ((1, 1, 1, 1, 2**59), "types")]  # the size that is too much
 LAUNCHES = 34  # of a call: the rows, the weights' sums; for each table three for each digit of the sort, its bounds, two for the sums
 CALLS = ([(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)], [(67, 97, 33, 40, 2), (301, 130, 65, 300, 2)])
 TORCH = (3, 4, 7, 5, 2)  # as PyTorch's tests call it
 EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,), "positions": (5,), "types": (2,)}  # as those of functions on tensors do
 COUNTED = [("rows", "cols"), ("vocab", "cols"), ("positions", "cols"), ("types", "cols")]  # sizes of tensors whose elements are counted
+READ_AT_PLACES = True  # of a table what is read is counted, not the whole
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
 
@@ -110,8 +111,10 @@ def forward(call, got, compute, limit):
     own = r * np.abs(weight) * (off + np.abs(x - mean) * unsure) + np.abs(bias)
     slope = 8 * (1 + np.abs(weight)) * (1 + r + np.abs(x - mean) * r * r * r)
     compare(call, got, "out", compute, k, np.where(outside, np.nan, (x - mean) * r * weight + bias), own, slope, lost)
-    compare(call, got, "mean", compute, k, np.where(outside, np.nan, mean)[:, 0], off.mean(1) if n else np.zeros(len(x)), np.ones(len(x)), lost[:, 0] | (n == 0))
-    compare(call, got, "rstd", compute, k, np.where(outside, np.nan, r)[:, 0], (r * unsure)[:, 0], (1 + r**3)[:, 0], lost[:, 0] | (n == 0))
+    lost = lost[:, 0] | (n == 0)
+    mean, r = (np.where(outside, np.nan, value)[:, 0] for value in (mean, r))
+    compare(call, got, "mean", compute, k, mean, off.sum(1) / max(n, 1), np.ones(len(x)), lost)
+    compare(call, got, "rstd", compute, k, r, r * unsure[:, 0], 1 + r**3, lost)
     of_nan = np.isnan(x).any(1) & (n > 0)
     assert np.isnan(storage.to_float(got["out"], dtype)[of_nan]).all(), f"{call.where}: a row with a NaN has others"
 
@@ -148,3 +151,19 @@ def backward(call, got, compute, limit):
             old = beta * storage.to_float(call.data[name], dtype)
             want, bound = want + old, bound + np.abs(old)
         compare(call, got, name, compute, k + np.sqrt(count), want, bound, least + 1, skip[:, None])
+
+
+# tests/support/odd_names.py has these entries with all the names that there are.
+NAMES = ["""
+operands.<w> = "table"
+operands.<p> = "positions"
+operands.<t> = "types"
+operands.<i> = { kind = "number", dtype = "I", grad = false }
+operands.<j> = { kind = "number", dtype = "I", grad = false }
+operands.<k> = { kind = "number", dtype = "I", grad = false }
+operands.<g> = { kind = "row", absent = 1 }
+scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0, <e> = 1.0 }
+saved = { <l> = "sum(<w> * <e> + <p> - <t>)" }
+expr = "(<w> * <e> + <p> - <t>) * <g> * <s> - <l>"
+ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
+"""]

@@ -50,7 +50,7 @@ def test_compile(kf, f, monkeypatch):
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
     for seed, more in ((0, 0), (1, 2)):
-        shape = torchops.FORMS[f["form"]]
+        shape = torchops.sizes_of(f)
         c = case(f, "f32", seed, (shape[0] + more, *shape[1:]))
         got, want = compiled(c.tensors), call(c.tensors)
         leaves = [c.tensors[n] for n in c.wanted]

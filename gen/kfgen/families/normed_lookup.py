@@ -152,7 +152,8 @@ class NormedLookup(OverRows):
 
     def check_operands(self, f, operands):
         kinds = [o.kind for o in operands if o.kind != "row"]
-        if kinds != [*TABLES, *["number"] * len(TABLES)] or any((o.dtype, o.grad) != (("I", False) if o.kind == "number" else ("T", True)) for o in operands):
+        odd = [o for o in operands if o.kind != "row" and (o.dtype, o.grad) != (("I", False) if o.kind == "number" else ("T", True))]
+        if kinds != [*TABLES, *["number"] * len(TABLES)] or odd:
             fix = ('give it word = "table", position_table = "positions", type_table = "types", then index, position and type, each '
                    '{ kind = "number", dtype = "I", grad = false }, then what is a "row"')
             raise f.error("operands", f"are {', '.join(o.kind for o in operands)}", fix)
@@ -185,7 +186,9 @@ class NormedLookup(OverRows):
         lines += formulas.statements(plain, act, library, by)
         for i, s in enumerate(k.tables if k.bwd else ()):
             name = next(t.name for t in k.table_sums if t.of == s.name)
-            terms = f"{name}_terms_" if k.skipped[i] == "-1" else f"{lib.name}.where(({k.numbers[i].name} != {SKIPPED}).reshape(rows, 1), {name}_terms_, 0.0)"
+            terms = f"{name}_terms_"
+            if k.skipped[i] == SKIPPED:
+                terms = f"{lib.name}.where(({k.numbers[i].name} != {SKIPPED}).reshape(rows, 1), {terms}, 0.0)"
             if library == "numpy":
                 lines += [f"sums_ = np.zeros(({sizes[i]}, cols), {name}_terms_.dtype)", f"np.add.at(sums_, place{i}_, {terms})"]
             else:
