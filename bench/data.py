@@ -36,6 +36,8 @@ class Pool:
 
     def _shaped(self, shape, dtype, how, case):
         """What depends on more than the number of elements."""
+        if how == "words":
+            return torch.randint(case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how in case.f["sizes"]:
             return torch.randint(case.sizes[case.f["sizes"].index(how)], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how == "labels":

@@ -67,7 +67,7 @@ def test_uses():
     assert uses == {"x": "input", "weight": "weight", "bias": "weight", "out": "output", "mean": "saved", "rstd": "saved"}
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_batch_norm_train_f32"]).items()}
     assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == ["weight", "input", "output"]
-    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label", "index", "position"}
+    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label", "index", "position", "type"}
 
 
 def test_what_null_means():

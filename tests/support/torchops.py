@@ -91,6 +91,8 @@ def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
     if a["index"]:
         return torch.randint(0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng)
+    if word == "words":
+        return torch.randint(0, sizes_of(f)[1], shape, generator=rng)
     if word == "labels":
         return torch.randint(0, sizes_of(f)[-1], shape, generator=rng)
     if word == "seen":

@@ -49,9 +49,11 @@ class NormedLookupKernel(RowsKernel):
         for s in self.outputs:
             if s.kind in TABLES:
                 s.role = "sum"
-        for s in self.inputs:
+        for s in self.operands:
             if s.kind == "number":
                 s.reads = "always"
+            elif s.kind in TABLES:
+                s.use = "weight"
 
     def _sort(self):
         def read(*kinds):
@@ -139,7 +141,6 @@ class NormedLookup(OverRows):
     sizes = {"gathered": ", ".join(["rows, cols", *TABLES.values()])}
     axes = {"gathered": (None, {"rows": "before", "cols": -4, "vocab": -3, "positions": -2, "types": -1})}
     kinds = (*TABLES, "number", "row")
-    whole = (*TABLES,)
     indices = ("number",)
     codes = {"number": 4} | dict.fromkeys(TABLES, 2)
     integers, fields, names, dropout = True, ("saved",), ("beta", "types"), False
