@@ -33,16 +33,17 @@ def prepare(call):
 def draw(rng, call, a, values):
     shape = storage.shape_of(call.f, call.sizes, a)
     if a["kind"] == "number":
-        most = call.sizes[2 + list(TABLES.values()).index(a["name"])]
+        below = a["index"]["below"]
+        most = call.sizes[call.f["sizes"].index(below)]
         found = rng.integers(0, max(most, 1), shape)
-        if a["name"] == "index":
+        if below == "vocab":
             found = np.where(rng.random(shape) < 0.1, call.f["scalars"]["padding_idx"], found)
         outside = rng.choice([-1, most, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
         return np.where(rng.random(shape) < 0.06, outside, found).astype(storage.STORAGE[a["dtype"]])
     accumulated = a["accumulated"] and call.scalars.get("beta")
     if a["role"] != "in" and not accumulated:
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
-    table = a["role"] == "in" and a["name"] in TABLES
+    table = a["role"] == "in" and a["kind"] in ("table", "positions", "types")
     found = storage.draw(rng, shape, a["dtype"], values if table or values == "special" and a["name"] != "dout" and not accumulated else "normal")
     if values == "wide" and table:  # what has squares
         found = storage.from_float(np.clip(storage.to_float(found, a["dtype"]), -2.0**12, 2.0**12), a["dtype"])
@@ -70,7 +71,7 @@ def moments(call, x):
 
 def fill(call):
     """The mean and rstd that a backward is given are the forward's, NaN where a number is of no row."""
-    if not call.f["bwd"]:
+    if not call.f["bwd"] or not {"mean", "rstd"} <= call.data.keys():  # of an entry of somebody else's
         return
     with np.errstate(all="ignore"):
         there, x, _ = gather(call)
