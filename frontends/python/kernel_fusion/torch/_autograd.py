@@ -47,7 +47,8 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     if op.backward is None:
         return forward, _without(op, forward), _without(op, now)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
-    backward = getattr(namespace, f"{op.name}_bwd").default
+    spread = _formula.spreads(op, activation)
+    backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").default
     return forward, *(_with_backward(op, activation, which, backward, may) for which in (forward, now))
 
 
