@@ -67,6 +67,37 @@ def test_what_is_kept_for_the_backward(kf):
         assert kept.count((50, 7)) == 1
 
 
+def test_no_zeros_for_what_nobody_differentiates(kf):
+    """A norm's mean and rstd, a layer's values before its activation: results of the op, whose gradients nobody reads."""
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            said.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    for call in (lambda: kf.ops.layer_norm_gelu(x, w[0]), lambda: kf.ops.linear_gelu(x, w), lambda: kf.ops.scale_causal_softmax(x.view(1, 1, 4, 6)),
+                 lambda: kf.ops.sum(x.bfloat16(), dim=1)):
+        said, out = [], call()
+        up = torch.ones_like(out)
+        with Recorder():
+            out.backward(up)
+        assert said and not [name for name in said if "zero" in name or "fill" in name or "_to_copy" in name and out.dtype != torch.bfloat16], said
+    out = kf.ops.layer_norm(x)  # whose gradient is not there at all
+    assert Nothing.apply(out).requires_grad and torch.autograd.grad(Nothing.apply(out), [x], torch.ones(4, 6), allow_unused=True) == (None,)
+
+
+class Nothing(torch.autograd.Function):
+    """Gives no gradient on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, up):
+        return None
+
+
 def test_a_sum_s_gradient_is_a_view(kf):
     """As PyTorch's own: nothing is written for it, in any dtype; of any axis."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64):

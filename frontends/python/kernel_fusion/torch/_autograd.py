@@ -49,7 +49,7 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
     spread = _formula.spreads(op, activation)
     backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").default
-    return forward, *(_with_backward(op, activation, which, backward, may) for which in (forward, now))
+    return forward, *(_with_backward(op, activation, which, backward, may, eager) for which, eager in ((forward, False), (now, True)))
 
 
 def _without(op: Op, forward: Any) -> Any:
@@ -99,7 +99,7 @@ def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
     """What make gives, of PyTorch's own functions alone: torch.compile reads them. The gradient is kf's formula too, not what autograd would make of
     the result's: at ties, and where a chain of factors overflows, it is another."""
     forward, backward, _ = _formula.make(op, activation)
-    return forward, _with_backward(op, activation, forward, backward, ())
+    return forward, _with_backward(op, activation, forward, backward, (), False)
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return ["    if _ctx.by_result:", *(f"        {line}" for line in first), "    else:", *(f"        {line}" for line in second)]
 
 
-def _text(op: Op, activation: str, may: Collection[str]) -> str:
+def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
     arguments, outs = [name for _, name in s.arguments], [f"_out{i}" for i in range(len(op.forward.outputs))]
@@ -182,8 +182,13 @@ def _text(op: Op, activation: str, may: Collection[str]) -> str:
     lines = [f"def forward(_ctx, {', '.join(arguments)}):", f"    {', '.join(outs)} = _forward({', '.join(given)})",
              *([f"    _ctx.by_result = {signs}"] if by != plain else []),
              *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)), f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
-             *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []), f"    return {', '.join(outs)}"]
-    lines += [f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):", *_either(_takes(op, by), _takes(op, plain)),
+             *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else [])]
+    [given_up, *more] = [f"_grad{i}" for i, out in enumerate(outs) if out not in constant]
+    alone = eager and bool(constant) and not more  # then the others' gradients, which nobody reads, need not be filled with zeros
+    lines += [*(["    _ctx.set_materialize_grads(False)"] if alone else []), f"    return {', '.join(outs)}"]
+    lines += [f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):",
+              *([f"    if {given_up} is None:", f"        return {', '.join(['None'] * len(arguments))}"] if alone else []),
+              *_either(_takes(op, by), _takes(op, plain)),
               *([f"    {', '.join(asked)}, = _ctx.rest"] if asked else []), "    _needs = _ctx.needs_input_grad",
               *_gradients(op, f"(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)")]
     return "\n".join([*lines, f"    return {', '.join([*_given_back(op), *['None'] * len(arguments[len(names):])])}", ""])
@@ -223,9 +228,9 @@ def _given_back(op: Op) -> list[str]:
     return found
 
 
-def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str]) -> Any:
+def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool) -> Any:
     """The Function as it would be written by hand for this op and activation: what is looked up is looked up here, once. may: holds the activation
-    if its gradient may be by its result."""
+    if its gradient may be by its result. eager: whether nothing traces it."""
     names: dict[str, Any] = {"_forward": forward, "_backward": backward, "_again": _again(op, backward).apply, "_grad_on": torch.is_grad_enabled}
-    exec(compile(_text(op, activation, may), f"<{op.said(activation)}, gradient>", "exec"), names)
+    exec(compile(_text(op, activation, may, eager), f"<{op.said(activation)}, gradient>", "exec"), names)
     return type(f"kf_{op.name}", (torch.autograd.Function,), {n: staticmethod(names[n]) for n in ("forward", "backward")})

@@ -54,12 +54,12 @@ def _dtype(t: Tensor, template: Tensor) -> str:
     return f"{template.name}.dtype if {t.name} is None else {t.name}.dtype" if t.nullable or t.unread else f"{t.name}.dtype"
 
 
-def _given(op: Op, t: Tensor, template: Tensor, flat: bool) -> str:
-    """A tensor in its shape in the manifest."""
+def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
+    """A tensor in its shape in the manifest. computed: whether with it, and not just handed on."""
     text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
     if t.nullable and t.absent is not None:
         text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
-    return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") else f"{t.name} = {text}"
+    return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") and computed else f"{t.name} = {text}"
 
 
 def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
@@ -86,11 +86,12 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)  # from which others are made
     if not backward:
         lines += [line for t in given if t is not template for line in _checks(op, t, template, flat)]
+    inner = ""
     if backward and spreads(op, activation):  # rounded first, so that the result stays a view
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")
         statements = [*statements[:-1], f"{name} = {SPREAD}({inner}).to(dtype_T), ({shape}"]
-    lines += [*(_given(op, t, template, flat) for t in given), *statements]
+    lines += [*(_given(op, t, template, flat, t.name != inner) for t in given), *statements]
     results = []
     for t in call.outputs:
         text = t.name if flat else f"{t.name}.reshape({_shape(op, t, True)})"
