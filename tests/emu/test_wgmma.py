@@ -99,9 +99,9 @@ SEEDED_HALVES = {
     "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
 }
 # what is wrong: the program's mode that must notice it, and the fault
-MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES}
+MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES, "tf32": {}}
 SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault in seeded.items()}
-ROUNDS = {"rings": "12", "few": "48", "halves": "16"}
+ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12"}
 
 
 def passes(include, work, variant="plain", mode="rings", seed=1):
