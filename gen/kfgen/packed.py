@@ -30,8 +30,8 @@ def axes(f):
 
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits; results are of their tensors' dtype where there are such, and products as exact as that. Without those whose sizes do not follow from tensors' shapes:
-    nobody could call them by tensors alone."""
+    frameworks have 64 bits; results are of their tensors' dtype where there are such, and of tensors in float32 products are as exact as that is.
+    Without those whose sizes do not follow from tensors' shapes: nobody could call them by tensors alone."""
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
