@@ -12,6 +12,8 @@ the run.
 """
 
 import argparse
+import contextlib
+import functools
 import gc
 import json
 import os
@@ -62,6 +64,10 @@ def measure(case, lib, pool, timer, args, library):
     import data as tensors
     import peers
     import torch
+    if case.python:
+        import python_calls
+        row, both, times = python_calls.measure(case, lib, pool, timer, args)
+        return row | figures(both, times)
     if "compile" in case.peers:
         torch._dynamo.reset()  # else the next function of the same code would count as a recompilation
     sets, stream = contenders.sets_of(case, args.backend), timer.stream.cuda_stream if args.backend == "cuda" else 0
@@ -139,21 +145,27 @@ def fill_compile_cache(args):
         shard.wait()
 
 
-def compile_only(cases, pool, args, started):
+def compiling(case, pool, args):
+    """The calls that compile something when they are first made, over one set."""
+    if case.python:
+        import python_calls
+        both = python_calls.Both(case, pool, 1)
+        return [lambda: both.run(0, both.kf()), *(functools.partial(call, 0) for name, call in both.peers(args).items() if name == "compile")]
     import contenders
+    calls = contenders.peer_calls(case, [pool.tensors(case, 0, case.saved)], args)
+    return [functools.partial(call, 0) for name, (call, _) in calls.items() if name.startswith("compile")]
+
+
+def compile_only(cases, pool, args, started):
     import torch
     index, count = map(int, args.shard.split("/"))
     for case in cases[index::count]:
         if time.monotonic() - started > args.limit_seconds / 2:
             break
         torch._dynamo.reset()
-        data = [pool.tensors(case, 0, case.saved)]
-        for name, (call, _) in contenders.peer_calls(case, data, args).items():
-            if name.startswith("compile"):
-                try:
-                    call(0)
-                except Exception:  # noqa: BLE001 (the timed run reports it)
-                    pass
+        for call in compiling(case, pool, args):
+            with contextlib.suppress(Exception):  # the timed run reports it
+                call()
 
 
 def summary(rows):
@@ -230,9 +242,11 @@ def run(args, found, started):
     pool = data.Pool(args.backend)
     if args.shard:
         return compile_only(found, pool, args, started)
-    flags = shlex.split(args.flags) if args.flags else list(kflib.CUDA_FLAGS if args.backend == "cuda" else kflib.CPU_FLAGS)
-    functions = list({f["name"]: f for c in found for f in (c.f, c.forward if c.saved else None, c.any) if f}.values())
-    lib = kflib.build(args.backend, functions, args.build_dir, flags=flags)
+    flags = shlex.split(args.flags) if args.flags else machine.flags(args.backend)
+    launched = [c for c in found if not c.python or "launchers" in c.peers]
+    each = [f for c in launched for f in (c.f, c.forward if c.saved else None, c.any, c.gradient and c.gradient.f) if f]
+    functions = list({f["name"]: f for f in each}.values())
+    lib = kflib.build(args.backend, functions, args.build_dir, flags=flags) if functions else None
     print(f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases", flush=True)
     compiles = not args.no_compile and any(p.startswith("compile") for c in found for p in c.peers)
     if args.backend == "cuda" and compiles and args.jobs > 1 and len(found) > args.jobs:

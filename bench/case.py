@@ -25,6 +25,8 @@ class Case:
     any: dict = None  # the function for any activation that it may be called by
     memory: bool = False  # whether it is said how much memory each contender takes
     by_result: list = None  # of one by the activation's result: its statements of torch
+    python: str = ""      # called through Python: "forward", or "both", with its gradient
+    gradient: object = None  # then the gradient's case
 
     @property
     def key(self):
@@ -188,7 +190,12 @@ def _listed(entry, manifest, data):
         if len(sizes) != len(f["sizes"]):
             raise SystemExit(f"bench: {PATH.name}: {name} takes {', '.join(f['sizes'])}")
         at = length_of(f, sizes) if f["family"] == "row" else " x ".join(map(str, sizes)) if f["family"] == "reduce" else ""
-        yield _made(f, sizes, at, entry, data, entry["peers"], manifest)
+        made = _made(f, sizes, at, entry, data, entry["peers"], manifest)
+        if entry.get("python") == "both":
+            gradient = next(g for g in manifest["functions"] if g["bwd"] and g["forward"] == f["name"])
+            made.gradient = _made(gradient, sizes, at, entry, data, (), manifest)
+        made.python = entry.get("python", "")
+        yield made
 
 
 def load(name, manifest):

@@ -26,6 +26,14 @@ def clocks():
     return dict(zip(fields, text.splitlines()[0].split(", "))) if text else None
 
 
+def flags(backend):
+    """The compiler's: the tests' ones, for a GPU that has wgmma those that compile it."""
+    import kflib
+    if backend == "cpu":
+        return list(kflib.CPU_FLAGS)
+    return [*(f for f in kflib.CUDA_FLAGS if "arch" not in f), "-arch=sm_90a"] if kflib.capability() == (9, 0) else list(kflib.CUDA_FLAGS)
+
+
 def describe(backend, compiler, flags, threads):
     import torch
     try:

@@ -25,7 +25,7 @@ MARK = re.compile(r"(<!-- table: (?P<what>\w+)(?P<words>[^>]*?) -->\n).*?(<!-- /
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
-         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS"}
+         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers"}
 UNITS = ("ns", "us", "ms", "s")
 
 
@@ -162,6 +162,16 @@ def lengths(which, dtype, *wanted):
     return table(head, [[f, *(found.get(c, "") for c in columns)] for f, found in by.items()])
 
 
+def calls(which):
+    """Calls through Python: each one's time and its ratios, their geometric means and the worst."""
+    rows = load(which)["rows"]
+    there = [p for p in PEERS if any(p in r["speedup"] for r in rows)]
+    body = [[name(r), sizes(r), time_cell(r["times"]["kf"]), *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there)] for r in rows]
+    found = [[r["speedup"][p] for r in rows if p in r["speedup"]] for p in there]
+    body += [["geometric mean", "", "", *(f"{geomean(f):.2f}" for f in found)], ["worst", "", "", *(f"{min(f):.2f}" for f in found)]]
+    return table(["function", "sizes", "time", *(f"x {PEERS[p]}" for p in there)], body, left=2)
+
+
 def every(which):
     """Every case: time with half its interquartile range, bandwidth, share of copy, and the ratio to each peer."""
     rows = load(which)["rows"]
@@ -202,7 +212,7 @@ def slow(most=None):
     return "".join(text)
 
 
-TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, every, headline, slow)}
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, headline, slow)}
 
 
 def filled(text):

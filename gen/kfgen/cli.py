@@ -84,6 +84,12 @@ def user_of(args):
     return specs.user_stem(args.spec) if args.spec else None
 
 
+def one_a_line(found):
+    """JSON with a function a line: without an indentation json is written in C, in a fifth of the time."""
+    lists = {k: "[\n" + ",\n".join(map(json.dumps, v)) + "\n]" if isinstance(v, list) else json.dumps(v) for k, v in found.items()}
+    return "{" + ",\n".join(f"{json.dumps(k)}: {text}" for k, text in lists.items()) + "}"
+
+
 def list_functions(args):
     found = manifest.build(selected(args), user_of(args))
     if args.aliases:
@@ -92,8 +98,7 @@ def list_functions(args):
             defaults = "".join(f", {name} = {value}" for name, value in a["defaults"].items() if name not in [x["of"] for x in a["arguments"]])
             print(f"{a['name']}({words}{defaults}): {names.fill(a['op'], a['activation'])}")
     elif args.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
+        print(one_a_line(found))
     else:
         for f in found["functions"]:
             print(f["signature"] + ";")

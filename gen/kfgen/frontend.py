@@ -11,7 +11,7 @@ import json
 from kfgen import manifest, names, packed, paths
 from kfgen.dtypes import INT_DTYPES
 
-TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "strides", "accumulated")
+TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "same_as", "unchanged", "strides", "accumulated")
 VALUE = ("name", "default", "least", "most")
 
 

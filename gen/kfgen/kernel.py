@@ -32,6 +32,7 @@ class Tensor:
     reads: str = "always"
     of: str = ""  # of gradients: the operand or the output
     same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    unchanged: str = ""  # of gradients: the incoming one that it is as it is
     place_of: str = ""  # of an input's next value: the input, in whose place it may be
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
     required: bool = True  # forward arguments; gradients may be NULL

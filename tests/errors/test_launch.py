@@ -3,6 +3,9 @@
 of every GPU, and a launch's own status as the result."""
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import cases
 import hostcuda
@@ -43,6 +46,24 @@ def test_the_callers_stream(cuda, functions):
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
         assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
         assert 0 <= seen.shared_bytes <= SHARED.get(f["family"], 0), f["name"]
+
+
+FOUND_FIRST = """import ctypes, sys
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+import refusals
+f = next(f for f in refusals.FUNCTIONS if f["op"] == "{act}" and not f["bwd"])
+refusals.Call(refusals.library("cuda"), f).accepts("a valid call", ["out"])
+"""
+
+
+def test_its_own_runtime(cuda, tmp_path):
+    """A library that counts launches reaches the runtime that counts them where CUDA's own is there for all to find, as PyTorch loads it."""
+    (tmp_path / "runtime.c").write_text("int cudaLaunchKernelExC(const void *c, const void *f, void **a) { return 100; }\n"
+                                        "int cudaGetDevice(int *d) { return 100; }\nint cudaGetLastError(void) { return 100; }\n")
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", tmp_path / "runtime.c", "-o", tmp_path / "libruntime.so"], check=True)
+    done = subprocess.run([sys.executable, "-c", FOUND_FIRST, tmp_path / "libruntime.so"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))})
+    assert done.returncode == 0, done.stderr
 
 
 ROWS = [f for f in FUNCTIONS if f["family"] == "row" and f["activation"] == "none"]  # whose activation says nothing about a launch

@@ -380,3 +380,36 @@ def test_past_python(kf, tmp_path, monkeypatch):
             assert torch.equal(forward(*given.values()), out)
             asked = [torch.ones_like(out) if t.use == "gradient" else given[t.name] for t in f._op.backward.inputs]
             assert torch.equal(backward(*asked, 1)[0], dx)
+
+
+def test_gradients_that_are_there_already(kf):
+    """Of equal ones one is computed; the incoming one is handed on; each alone is asked for, and they may be differentiated again."""
+    f = kf.fuse("gelu(x + y) + z", x="elem", y="elem", z="elem")
+    x, y, z, up = (torch.randn(5, 7, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    calls = recorded_backwards(f, lambda: torch.autograd.grad(f(x, y, z), [x, y, z], up.detach()))
+    (dx, dy, dz), masks = calls
+    assert dx.data_ptr() == dy.data_ptr() and dz.data_ptr() == up.data_ptr() and masks == [1]
+    want = torch.autograd.grad(F.gelu(x + y) + z, [x, y, z], up.detach())
+    for i, (got, theirs) in enumerate(zip((dx, dy, dz), want)):
+        close(got, theirs, 1e-12, f"gradient {i}")
+        given = [t if j == i else t.detach() for j, t in enumerate((x, y, z))]
+        [alone], masks = recorded_backwards(f, lambda given=given, i=i: torch.autograd.grad(f(*given), [given[i]], up.detach()))
+        assert torch.equal(alone, got) and masks == ([] if i == 2 else [1])
+    assert torch.autograd.gradgradcheck(f, (x, y, z))
+    x.grad = None
+    f(x, x, x).backward(up.detach())  # of one tensor in three places they are added up
+    close(x.grad, sum(want[i] if i == 2 else torch.autograd.grad(F.gelu(2 * x), x, up.detach())[0] / 2 for i in range(3)), 1e-12, "x three times")
+
+
+def recorded_backwards(f, call):
+    """(what a call returns, the masks of gradients that its backwards are asked for)."""
+    masks = []
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function._schema.name.endswith("_bwd"):
+                masks.append(args[-1])
+            return function(*args, **(kwargs or {}))
+
+    with Recorder():
+        return call(), masks

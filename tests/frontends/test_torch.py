@@ -11,30 +11,16 @@ import pytorch
 
 torch = pytorch.load()
 
+import torch_checks  # noqa: E402
 import torchops  # noqa: E402
 from torchops import TOLERANCE, case, close, ids  # noqa: E402
 
 each = pytest.mark.parametrize("f", torchops.PLAIN, ids=ids)
 
 
-def weighted(found, ups):
-    return sum((r.double() * u).sum() for r, u in zip(found, ups) if r.is_floating_point() and r.requires_grad)
-
-
 @each
 def test_values_and_gradients(kf, f):
-    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)):
-        c = case(f, dtype)
-        want, given = c.reference()
-        got = torchops.results(c.call(kf))
-        for i, (g, w) in enumerate(zip(got, want)):
-            close(g, w, TOLERANCE[dtype], f"{ids(f)} {dtype} result {i}")
-        ups = [torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(g.dtype) for g, w in zip(got, want)]
-        mine = torch.autograd.grad(weighted(got, ups), [c.tensors[n] for n in c.wanted])
-        theirs = torch.autograd.grad(weighted(want, [u.double() for u in ups]), [given[n] for n in c.wanted])
-        for name, m, t in zip(c.wanted, mine, theirs):
-            assert m.dtype == c.tensors[name].dtype
-            close(m, t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+    torch_checks.values_and_gradients(kf, f, "cpu")
 
 
 def test_the_comparison_bites(kf):

@@ -8,6 +8,7 @@ import pytorch
 
 torch = pytorch.load()
 
+import torch_checks  # noqa: E402
 import torchops  # noqa: E402
 from torchops import case, close, ids  # noqa: E402
 
@@ -15,22 +16,14 @@ each = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torch
 of_each_family = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few_of_each_family(), ids=ids)
 
 
-@of_each_family
+@pytest.mark.parametrize("f", torchops.ALL if cases.LEVEL > 1 else torchops.of_each_op(torchops.ALL), ids=ids)
 def test_opcheck(kf, f):
-    """Both directions, as the function calls them."""
-    from kernel_fusion.torch._schema import schema
-
-    c, calls = torchops.recorded(kf, f)
-    assert [function._schema.name for function, _ in calls] == [f"kf::{schema(c.op, backward).name}" for backward in (False, True)]
-    for function, args in calls:
-        torch.library.opcheck(function, args)
+    torch_checks.opcheck(kf, f, "cpu")
 
 
 @each
 def test_gradcheck(kf, f):
-    c = case(f, "f64")
-    tensors = [c.tensors[n] for n in c.wanted]
-    assert torch.autograd.gradcheck(lambda *t: c.call(kf, **dict(zip(c.wanted, t))), tensors)
+    torch_checks.gradcheck(kf, f, "cpu")
 
 
 def test_gradcheck_of_a_dropout(kf):
@@ -40,23 +33,8 @@ def test_gradcheck_of_a_dropout(kf):
 
 @of_each_family
 def test_compile(kf, f, monkeypatch):
-    """As one graph, of sizes that change; forward and backward of the op give the same bits as without it."""
     monkeypatch.setattr(kf.config, "compile_ops", "opaque")
-    torch._dynamo.reset()
-    own, kwargs = getattr(kf.ops, ids(f)), case(f).kwargs
-
-    def call(tensors):
-        return torchops.results(own(**tensors, **kwargs))
-
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    for seed, more in ((0, 0), (1, 2)):
-        shape = torchops.FORMS[f["form"]]
-        c = case(f, "f32", seed, (shape[0] + more, *shape[1:]))
-        got, want = compiled(c.tensors), call(c.tensors)
-        leaves = [c.tensors[n] for n in c.wanted]
-        assert all(torch.equal(g, w) for g, w in zip(got, want))
-        for g, w in zip(*(torch.autograd.grad(sum(r.sum() for r in found if r.requires_grad), leaves) for found in (got, want))):
-            assert torch.equal(g, w)
+    torch_checks.compiled(kf, f, "cpu", "aot_eager")
 
 
 def test_compile_of_a_model(kf):

@@ -54,7 +54,7 @@ def permuted(t):
 def test_same_bits(kf, kernels, f):
     """Both directions, each dtype; tensors as they lie, rows apart, in another order of dimensions; each gradient alone, and none."""
     for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(torchops.TOLERANCE)):
-        _, calls = torchops.recorded(kf, f, dtype)
+        _, calls = torchops.recorded(kf, f, dtype=dtype)
         for op, args in calls:
             masks = [args] if op._schema.arguments[-1].name != "needs" else [(*args[:-1], mask) for mask in (args[-1], 0, 1, 2)]
             for lie in (lambda t: t, strided, permuted):

@@ -14,6 +14,7 @@ import pytest
 import toolkit
 from storage import EPS, from_float, to_float
 
+pytestmark = pytest.mark.xdist_group("own family")  # whose headers are made once
 FOLDER = kflib.ROOT / "tests/families/stencil"
 ENTRY = """
 [op.smooth]

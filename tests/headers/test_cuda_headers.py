@@ -31,7 +31,7 @@ def of_program(program):
     for dtypes, functions in PROGRAMS[program].items():
         others = list(dict.fromkeys(f["activation"] for f in functions if f["activation"] not in ("none", "gelu")))
         one = others[TURNS[program, dtypes] % len(others)] if others else ""
-        found += [f for f in functions if f["op"] == "{act}" or f["activation"] in ("none", "gelu", one) or cases.LEVEL > 1]
+        found += [f for f in functions if f["op"] == "{act}" or f["activation"] in ("none", "gelu", one) or cases.LEVEL > 2]
     return found
 
 

@@ -13,7 +13,7 @@ import runtime_ops
 from runtime_calls import Call, apart
 
 MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
-                          ["f32"] if cases.LEVEL == 1 else None, ["none", "gelu"] if cases.LEVEL == 1 else None)
+                          ["f32"] if cases.LEVEL == 1 else None, (["none", "gelu"], ["none", "gelu", "leaky_relu"], None)[cases.LEVEL - 1])
 FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
 IDS = [f["name"] for f in FUNCTIONS]
 

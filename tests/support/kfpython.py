@@ -20,7 +20,14 @@ OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "
 # Losses of logits are level 2's: units of theirs have all products in them, half a minute of compilation.
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
-CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS), "KF_WHEEL_ACTIVATIONS": "all" if WHOLE else ",".join(ACTIVATIONS)}
+# From level 2 on the environment may say fewer: all activations of all ops are an hour of compilation.
+CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
+          "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all") if WHOLE else ",".join(ACTIVATIONS)}
+
+
+def has(activation):
+    """Whether the package has it."""
+    return CHOSEN["KF_WHEEL_ACTIVATIONS"] == "all" or activation in CHOSEN["KF_WHEEL_ACTIVATIONS"].split(",")
 
 
 def _digest():

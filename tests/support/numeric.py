@@ -21,8 +21,9 @@ GATE = selection.gate()
 SKIPPED = [f for f in FUNCTIONS if f["bwd"] and f["activation"] in ("none", "gelu")]
 IN_PLACE = [f for f in FUNCTIONS if f["activation"] in ("none", "silu")]
 DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", "relu")]
-# Both builds are level 2's: every function in the plain one; in the native one, whose loops differ from op to op and by an activation's
-# words alone, some of each op (cases.sampled). Level 1 has the gate's in the native build, where the compiler does most.
+# Both builds are level 2's: every function in the plain one, which compiles fast; in the native one, whose loops differ from op to op and by
+# an activation's words alone, some of each op (cases.sampled), as in the emulation and on a GPU. Level 1 has the gate's in the native build,
+# where the compiler does most.
 CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS} if cases.LEVEL > 1 else {"native": GATE}
 ON_CUDA = kflib.on("cuda", GATE)
 CUDA = {"default": ON_CUDA, "nofma": [f for f in ON_CUDA if cases.sampled(f)]}

@@ -6,6 +6,7 @@ import ctypes
 import re
 import zlib
 
+import hostcuda
 import kflib
 import toolkit
 
@@ -43,6 +44,6 @@ def build(functions, build_dir, architecture=None, flags=()):
     own = [f"-D__CUDA_ARCH_LIST__={architecture}", "-D__launch_bounds__(...)=", "-DKFI_DEVICE=static inline __attribute__((unused))"]
     flags = (*flags, "-O0", "-std=c++17", "-x", "c++", "-ftrivial-auto-var-init=zero", *(own if architecture else ["-DKFT_DRIVER"]),
              "-isystem", str(toolkit.include()), "-include", str(HEADER), f"-DKFT_RUNTIME={zlib.crc32(HEADER.read_bytes())}")
-    lib = kflib.build("cuda", functions, build_dir, flags, compiler="g++")
+    lib = kflib.build("cuda", functions, build_dir, flags, compiler="g++", link=hostcuda.OWN)
     lib.log = lib.seen = Record.in_dll(lib.dll, "kft_log")
     return lib

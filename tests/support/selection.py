@@ -93,10 +93,11 @@ def cover(features, functions):
 @functools.cache
 def gate():
     """What level 1 runs: one function at least of every feature; of a family that is as its last whole green run left it (ledger.py), of
-    every op and schedule. From level 2 on all functions, or those of the families that KF_FAMILIES names."""
+    every op and schedule. At level 2 every op and direction in all its dtypes, with some of the activations each (cases.sampled), at level 3
+    all functions; KF_FAMILIES names those of which families."""
     if cases.LEVEL > 1:
         chosen = os.environ.get("KF_FAMILIES", "").split() or ledger.families()
-        return [f for f in FUNCTIONS if f["family"] in chosen]
+        return [f for f in FUNCTIONS if f["family"] in chosen and cases.sampled(f)]
     return cover(lambda f: thin(f) if ledger.unchanged(f["family"]) else features(f), FUNCTIONS)
 
 
@@ -147,12 +148,12 @@ def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
 
 def kernels():
     """Every kernel: two activations (one whose gradient reads its argument, one whose does not), and all of them in the op that is
-    the activation alone. From level 2 on every function."""
+    the activation alone. At level 3 every function."""
     found, seen = [], {}
     for f in FUNCTIONS:
         of = seen.setdefault((f["op"], *f["dtypes"], f["bwd"], f["state"]), set())
         kind = (f["reads_x"], f["activation"] == "none")
-        if cases.LEVEL > 1 or f["op"] == "{act}" or kind not in of:
+        if cases.LEVEL > 2 or f["op"] == "{act}" or kind not in of:
             of.add(kind)
             found.append(f)
     return found

@@ -25,6 +25,7 @@ FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5
          "lookup": (3, 4, 7), "paired": (3, 2, 6, 2, 5), "both": (3, 4, 2, 6, 2, 5), "computed_paired": (3, 2, 6, 2),
          "computed_both": (3, 4, 2, 6, 2), "logits": (3, 5, 4)}
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
+DROPPED = {"p": 0.4, "rng": (3, 4)}  # of dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # What the benchmarks leave out: the weights of classes; and -1 as the number of no row.
 OWN = {"embedding": lambda t: [torch.nn.functional.embedding(t["index"], t["weight"])],
@@ -33,7 +34,8 @@ OWN = {"embedding": lambda t: [torch.nn.functional.embedding(t["index"], t["weig
 
 def chosen(function):
     """Whether the library has it: at level 2 every op with three activations, the identity among them where it is one."""
-    acts = [a for a in _table.ops()[_name(function)].activations if a in ("none", "gelu", "leaky_relu" if kfpython.WHOLE else "relu")]
+    some = ("none", "gelu", "leaky_relu" if kfpython.WHOLE else "relu")
+    acts = [a for a in _table.ops()[_name(function)].activations if a in some and kfpython.has(a)]
     return (kfpython.WHOLE or _name(function) in kfpython.OPS) and function["activation"] in acts
 
 
@@ -46,11 +48,15 @@ ALL = list({(f["op"], f["activation"]): f for f in reversed(FUNCTIONS) if chosen
 PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
 
 
-def few(found):
-    """At level 1 one of each op, with an activation that is none of the trivial ones where it has such."""
+def of_each_op(found):
+    """One of each op, with an activation that is none of the trivial ones where it has such."""
     order = sorted(found, key=lambda f: f["activation"] != "gelu")
     names = {id(f) for f in {f["op"]: f for f in reversed(order)}.values()}
-    return [f for f in found if cases.LEVEL > 1 or id(f) in names]
+    return [f for f in found if id(f) in names]
+
+
+def few(found):
+    return found if cases.LEVEL > 1 else of_each_op(found)
 
 
 def ids(f):
@@ -68,6 +74,12 @@ class Case:
     def call(self, kf, **tensors):
         given = self.tensors | tensors
         return getattr(kf.ops, ids(self.f))(**given, **self.kwargs)
+
+    def on(self, device):
+        """The same case, its tensors on a device."""
+        for name, t in self.tensors.items():
+            self.tensors[name] = t.detach().to(device).requires_grad_(t.requires_grad)
+        return self
 
     @property
     def wanted(self):
@@ -110,7 +122,7 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
         x = _draw(f, a, layout.of(t), DTYPES.get(own), rng)
         tensors[t.name] = x.requires_grad_() if grad and x.is_floating_point() and gradient(op, t.name) else x
     scalars = {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])} | {"groups": groups}
-    kwargs = ({"dim": axis} if op.has_axis else {}) | ({"groups": groups} if op.has_groups else {})
+    kwargs = ({"dim": axis} if op.has_axis else {}) | ({"groups": groups} if op.has_groups else {}) | (DROPPED if f["dropout"] else {})
     return Case(f, op, tensors, kwargs, scalars)
 
 
@@ -134,8 +146,8 @@ def few_of_each_family():
     return list({f["family"]: f for f in reversed(few(PLAIN)) if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")}.values())
 
 
-def recorded(kf, f, dtype="f32", place=lambda c: c):
-    """(a case, [(op, arguments)] of the calls that its two directions make). place: moves a case's tensors to a device."""
+def recorded(kf, f, device="cpu", dtype="f32"):
+    """(a case, [(op, arguments)] of the calls that its two directions make)."""
     calls = []
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
@@ -144,11 +156,12 @@ def recorded(kf, f, dtype="f32", place=lambda c: c):
                 calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
             return function(*args, **(kwargs or {}))
 
-    c = place(case(f, dtype))
+    c = case(f, dtype).on(device)
     with Recorder():
         torch.manual_seed(0)
         found = [r for r in results(c.call(kf)) if r.requires_grad]
-        sum((r * torch.randn(r.shape).to(r)).sum() for r in found).backward()
+        if found:
+            sum((r * torch.randn(r.shape).to(r)).sum() for r in found).backward()
     return c, calls
 
 

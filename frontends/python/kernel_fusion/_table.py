@@ -29,6 +29,8 @@ class Tensor:
     var: str
     absent: float | str | None  # a number, or what stands for it in words
     place_of: str
+    same_as: str  # of a gradient: an earlier one that is equal
+    unchanged: str  # of a gradient: the incoming one that it is as it is
     strides: tuple[str, ...]
     accumulated: bool
     nullable: bool

@@ -152,9 +152,10 @@ class GemmKernel(Kernel):
         for o in op.operands:
             if o.grad:
                 summed = o.kind in SUMS
+                same = next((gradient_of(n) for n in outs if o.kind == "elem" and of[o.name] == graph.var(gradient_of(n))), "")
                 self.outputs.append(Tensor(gradient_of(o.name), o.kind, self.second if summed else self.dtype, "sum" if summed else "out", "gradient",
                                            "U" if summed and len(self.dtypes) > 1 else "T", (gradient_of(o.name),), of=o.name,
-                                           exprs=[of[o.name]], required=False))
+                                           unchanged=same, exprs=[of[o.name]], required=False))
         return slopes
 
     def _copy(self, graph, roots, replaced):

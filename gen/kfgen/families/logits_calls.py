@@ -31,16 +31,20 @@ class Calls:
         found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
         found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
         found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "stream": "stream"}
-        found["strides"] = "&kfi_layer" if layer else self.null
+        found["strides"] = "&kfi_layer" if layer else "&kfi_apart"
         if not layer:
-            row = next(o.name for o in k.op.made_of[1].operands if o.kind == "elem")
-            return found | {row: "kfi_logits", gradient_of(row): "kfi_logits"}
+            return found | dict.fromkeys((self.row, gradient_of(self.row)), "kfi_logits")
         found |= {"x": self.place(x), "weight": weight, "bias": bias, "workspace": "kfi_inner", "workspace_bytes": "kfi_bytes"}
         found |= {"out": "kfi_logits", "pre": self.null}
         if k.slopes:
             slopes = {f"d{name}": self.place(f"d{of}") for name, of in (("x", x), ("weight", weight), ("bias", bias))}
             found |= slopes | {"dout": "kfi_logits", "beta": f"kfi_first ? 1 : {self.scalar('beta')}"}
         return found
+
+    @property
+    def row(self):
+        """What the op over rows calls its logits."""
+        return next(o.name for o in self.k.op.made_of[1].operands if o.kind == "elem")
 
     @property
     def calls(self):
@@ -58,6 +62,15 @@ class Calls:
     @property
     def layer_strides(self):
         return names.strides(self.k.op.made_of[0].pattern)
+
+    @property
+    def rows_strides(self):
+        return names.strides(self.k.op.made_of[1].pattern)
+
+    @property
+    def logits(self):
+        """[(struct of strides, its member)] of a chunk of logits, and of their gradient, which lies in the same place."""
+        return [(struct, name) for struct, own in (("kfi_layer", "out"), ("kfi_apart", self.row)) for name in (own, gradient_of(own))]
 
     @property
     def strides(self):

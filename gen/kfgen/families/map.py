@@ -58,8 +58,9 @@ class MapKernel(Kernel):
                 stream = next(s for s in self.operands if s.name == o.name)
                 exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
                 twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
+                same = next((gradient_of(n) for n in outs if o.kind == "elem" and o.dtype == out_var and exprs == [douts[n]]), "")
                 self.outputs.append(Tensor(gradient_of(o.name), o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
-                                           tuple(map(gradient_of, o.values)), of=o.name, same_as=twin, exprs=exprs, required=False))
+                                           tuple(map(gradient_of, o.values)), of=o.name, same_as=twin, unchanged=same, exprs=exprs, required=False))
             seeds = [Tensor(gradient_of(name), "elem", out_dtype, "in", "gradient", out_var, (gradient_of(name),), of=name) for name in outs]
             self.result = derive.activated(op, graph, outs)
             again = [Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,)) for name in outs if name == self.result]

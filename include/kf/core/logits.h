@@ -23,20 +23,25 @@ KFI_C_BEGIN
 #define KFI_LOGITS_ROWS 128
 #endif
 
-/* Of sizes alone. chunk: its rows; logits: its bytes, with which the workspace begins. 0 of sizes that are refused. */
+/* Of a row of logits: each begins where a cache line does, so that products read them by whole vectors, whatever the vocabulary. */
+#define KFI_LOGITS_ALIGN 128
+
+/* Of sizes alone. chunk: its rows; pitch: elements from one row of logits to the next; logits: their bytes, with which the workspace begins. 0 of
+   sizes that are refused. */
 typedef struct {
-    kf_i64 chunk;
+    kf_i64 chunk, pitch;
     size_t logits;
 } kfi_logits_plan;
 typedef size_t (*kfi_layer_bytes)(int64_t batch, int64_t rows, int64_t cols, int64_t depth);
 
 KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes)
 {
-    kfi_logits_plan p = {KFI_LOGITS_ROWS, 0};
+    kfi_logits_plan p = {KFI_LOGITS_ROWS, 0, 0};
     if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1)) return p;
-    if (cols > 0 && bytes / size / cols > p.chunk) p.chunk = bytes / size / cols / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
+    p.pitch = (cols * size + KFI_LOGITS_ALIGN - 1) / KFI_LOGITS_ALIGN * KFI_LOGITS_ALIGN / size;
+    if (cols > 0 && bytes / size / p.pitch > p.chunk) p.chunk = bytes / size / p.pitch / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
     if (cols == 0 || p.chunk > rows) p.chunk = rows > 0 ? rows : 1;
-    p.logits = kfi_workspace((size_t)(p.chunk * cols * size) + 1); /* that a call has one does not depend on its sizes */
+    p.logits = kfi_workspace((size_t)(p.chunk * p.pitch * size) + 1); /* that a call has one does not depend on its sizes */
     return p;
 }
 /* All of it: what the layer needs for a chunk, and for the last one, which may be of fewer rows, comes behind the logits. backward: NULL, or what the

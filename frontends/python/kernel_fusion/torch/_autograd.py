@@ -182,15 +182,43 @@ def _text(op: Op, activation: str, may: Collection[str]) -> str:
              *([f"    _ctx.by_result = {signs}"] if by != plain else []),
              *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)), f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
              *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []), f"    return {', '.join(outs)}"]
-    gives = [names.index(t.of) for t in op.backward.outputs]  # the input that each gradient is of
     lines += [f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):", *_either(_takes(op, by), _takes(op, plain)),
               *([f"    {', '.join(asked)}, = _ctx.rest"] if asked else []), "    _needs = _ctx.needs_input_grad",
-              f"    _mask = {' | '.join(f'_needs[{i}] << {j}' for j, i in enumerate(gives))}",
-              f"    _found = (_again if _grad_on() else _backward)(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)"]
-    result = ["None"] * len(arguments)
-    for j, i in enumerate(gives):
-        result[i] = f"{'_found' if len(gives) == 1 else f'_found[{j}]'} if _needs[{i}] else None"
-    return "\n".join([*lines, f"    return {', '.join(result)}", ""])
+              *_gradients(op, f"(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)")]
+    return "\n".join([*lines, f"    return {', '.join([*_given_back(op), *['None'] * len(arguments[len(names):])])}", ""])
+
+
+def _computed(op: Op) -> dict[int, list[int]]:
+    """{number of a gradient that is computed: numbers of the inputs that it is of}. Not the incoming one, and of equal ones the first."""
+    assert op.backward is not None
+    inputs, outputs = [t.name for t in op.forward.inputs], op.backward.outputs
+    at, found = {t.name: j for j, t in enumerate(outputs)}, {}
+    for j, t in enumerate(outputs):
+        if not t.unchanged:
+            found.setdefault(at[t.same_as] if t.same_as else j, []).append(inputs.index(t.of))
+    return found
+
+
+def _gradients(op: Op, arguments: str) -> list[str]:
+    """The backward's call, if anything is to be computed."""
+    assert op.backward is not None
+    computed = _computed(op)
+    mask = [f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}" for j, numbers in computed.items()]
+    call = f"(_again if _grad_on() else _backward){arguments}"
+    unasked = any(t.unchanged for t in op.backward.outputs)
+    return [f"    _mask = {' | '.join(mask)}", f"    _found = {call}{' if _mask else None' if unasked else ''}"] if computed else []
+
+
+def _given_back(op: Op) -> list[str]:
+    """What each input gets."""
+    assert op.backward is not None
+    at, outputs = {i: j for j, numbers in _computed(op).items() for i in numbers}, op.backward.outputs
+    incoming = {t.of: [gradient_of(r.name) for r in op.forward.outputs].index(t.unchanged) for t in outputs if t.unchanged}
+    found = []
+    for i, t in enumerate(op.forward.inputs):
+        one = f"_grad{incoming[t.name]}" if t.name in incoming else f"_found[{at.get(i)}]" if len(outputs) > 1 else "_found"
+        found.append(f"{one} if _needs[{i}] else None" if t.name in incoming or i in at else "None")
+    return found
 
 
 def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str]) -> Any:

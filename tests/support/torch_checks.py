@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch asks of a custom op, of one function on a device: values, gradients, opcheck, gradcheck, torch.compile."""
+
+import torch
+import torchops
+from torchops import TOLERANCE, case, close, ids
+
+
+def values_and_gradients(kf, f, device):
+    """In each dtype, against the formula in float64."""
+    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)):
+        want, given = case(f, dtype).reference()
+        c = case(f, dtype).on(device)
+        got = torchops.results(c.call(kf))
+        for i, (g, w) in enumerate(zip(got, want)):
+            assert g.device.type == device
+            close(g.cpu(), w, TOLERANCE[dtype], f"{ids(f)} {dtype} result {i}")
+        pairs = [(g, w) for g, w in zip(got, want) if g.is_floating_point() and g.requires_grad]
+        ups = [torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(g.dtype) for g, w in pairs]
+        mine = torch.autograd.grad([g for g, _ in pairs], [c.tensors[n] for n in c.wanted], [u.to(device) for u in ups])
+        theirs = torch.autograd.grad([w for _, w in pairs], [given[n] for n in c.wanted], [u.double() for u in ups])
+        for name, m, t in zip(c.wanted, mine, theirs):
+            assert m.device.type == device and m.dtype == c.tensors[name].dtype
+            close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+
+
+def opcheck(kf, f, device):
+    """Both directions, or the one that there is, as the function calls them."""
+    from kernel_fusion.torch._schema import schema
+
+    c, calls = torchops.recorded(kf, f, device)
+    directions = (False, True) if f["backward"] else (False,)
+    assert [function._schema.name for function, _ in calls] == [f"kf::{schema(c.op, backward).name}" for backward in directions]
+    for function, args in calls:
+        torch.library.opcheck(function, args)
+
+
+def gradcheck(kf, f, device):
+    c = case(f, "f64").on(device)
+    tensors = [c.tensors[n] for n in c.wanted]
+    assert torch.autograd.gradcheck(lambda *t: c.call(kf, **dict(zip(c.wanted, t))), tensors)
+
+
+def compiled(kf, f, device, backend):
+    """As one graph, of sizes that change; forward and backward of the op give the same bits as without it. With compile_ops "opaque"."""
+    torch._dynamo.reset()
+    own, kwargs = getattr(kf.ops, ids(f)), case(f).kwargs
+
+    def call(tensors):
+        return torchops.results(own(**tensors, **kwargs))
+
+    graph = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
+    for seed, more in ((0, 0), (1, 2)):
+        shape = torchops.FORMS[f["form"]]
+        c = case(f, "f32", seed, (shape[0] + more, *shape[1:])).on(device)
+        got, want = graph(c.tensors), call(c.tensors)
+        leaves = [c.tensors[n] for n in c.wanted]
+        assert all(torch.equal(g, w) for g, w in zip(got, want))
+        for g, w in zip(*(torch.autograd.grad(sum(r.sum() for r in found if r.requires_grad), leaves) for found in (got, want))):
+            assert torch.equal(g, w)
