@@ -17,7 +17,8 @@ if not kflib.has_gpu():
 if kflib.capability() != (9, 0):
     pytest.skip("the device has no wgmma", allow_module_level=True)
 
-PLAIN, ROUNDS, TURNS = ({f["name"]: f for f in kflib.manifest()["functions"]}[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32"))
+NAMED = {f["name"]: f for f in kflib.manifest()["functions"]}
+PLAIN, ROUNDS, TURNS = (NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32"))
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
 COUNTED = """extern "C" int kft_threads;
 #define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
