@@ -268,16 +268,17 @@ template <int parts> KFI_DEVICE void kfi_halves_add(float *sums, unsigned (*hi)[
 #pragma unroll
     for (int q = 0; q < 4; ++q) kfi_wgmma_tf32(sums, hi[q], right_hi + q * 2, parts > 1 || !first || q > 0);
 }
-// The sums of a tile. Of two parts those of a stage begin anew.
+// The sums of a tile. Of two parts those of a stage begin anew. A left operand in registers is read till the wait, and ptxas (13.0) does not know: where
+// it is what was loaded, the next one is loaded after the wait, or it would be in the same registers.
 template <int layout, int parts> KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, int count)
 {
     float part[parts > 1 ? KFI_HALVES_SUMS : 1], *const made = parts > 1 ? part : sums;
     alignas(16) float v[4][4];
 #pragma unroll
     for (int i = 0; i < KFI_HALVES_SUMS && parts > 1; ++i) sums[i] = 0;
-    kfi_halves_left<layout, parts>(v, *h);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
+        if (parts == 1 || i == 0) kfi_halves_left<layout, parts>(v, *h);
         const unsigned right = h->stages + h->stage * kfi_halves_stage(parts) + KFI_HALVES_BYTES, done = h->empty + 8 * h->stage;
         unsigned hi[4][4], lo[4][4];
 #pragma unroll
@@ -293,7 +294,7 @@ template <int layout, int parts> KFI_DEVICE void kfi_halves_multiply(float *sums
         kfi_halves_add<parts>(made, hi, lo, right, i == 0);
         kfi_wgmma_commit();
         kfi_halves_go<parts>(h);
-        if (i + 1 < count) kfi_halves_left<layout, parts>(v, *h); // while they multiply
+        if (parts > 1 && i + 1 < count) kfi_halves_left<layout, parts>(v, *h); // while they multiply
         kfi_wgmma_wait<0>();
 #pragma unroll
         for (int j = 0; j < KFI_HALVES_SUMS; ++j) kfi_wgmma_sum(made[j]);
