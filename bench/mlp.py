@@ -25,7 +25,7 @@ def tensors(torch, rows, outside, inside):
 
 
 def by_kf(torch, lib, functions, t, sizes, stream):
-    """A call of the four launchers, and what they make."""
+    """(a call of the four launchers, that gives what they make; each of them)"""
     rows, outside, inside = sizes
     made = {"d" + n: torch.empty_like(t[n]) for n in ("x", "w1", "b1", "w2", "b2")} | {"y": torch.empty_like(t["x"])}
     hidden, pre, dhidden = (torch.empty(rows, inside, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -52,7 +52,7 @@ def by_kf(torch, lib, functions, t, sizes, stream):
             if status := one():
                 raise RuntimeError(f"{lib.string(status)} ({lib.detail})")
         return [made[n] for n in ("y", *RESULTS)]
-    return call
+    return call, calls
 
 
 def by_torch(torch, t, compiled):
@@ -91,14 +91,14 @@ def main():
     timer, rows = timing.Cuda(), []
     for sizes in BLOCKS:
         t = tensors(torch, *sizes)
-        calls = {"kf": by_kf(torch, lib, functions, t, sizes, timer.stream.cuda_stream), "eager": by_torch(torch, t, False),
-                 "compile": by_torch(torch, t, True)}
+        own, each = by_kf(torch, lib, functions, t, sizes, timer.stream.cuda_stream)
+        calls = {"kf": own, "eager": by_torch(torch, t, False), "compile": by_torch(torch, t, True)}
         off = {name: differs(call(), calls["eager"]()) for name, call in calls.items() if name != "eager"}
         if not all(d <= 0.02 for d in off.values()):
             raise SystemExit(f"mlp: {sizes} differs from eager: {off}")
         if args.build_only:
             continue
-        found = timer.measure(calls, 1, args.rounds)
+        found = timer.measure(calls | {name: (lambda _, one=one: one()) for name, one in zip(NAMES, each)}, 1, args.rounds)
         row = {"sizes": dict(zip(("rows", "outside", "inside"), sizes)), "differs": off, "times": found,
                "speedup": {name: found[name]["us"] / found["kf"]["us"] for name in ("eager", "compile") if "us" in found[name]}}
         print(sizes, {name: round(f["us"], 1) if "us" in f else f for name, f in found.items()}, row["speedup"], off, flush=True)
