@@ -38,6 +38,8 @@ class Pool:
         """What depends on more than the number of elements."""
         if how == "words":
             return torch.randint(case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype)
+        if how in case.f["sizes"]:
+            return torch.randint(case.sizes[case.f["sizes"].index(how)], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how == "labels":
             return torch.randint(case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype)
         if how in ("mask", "seen"):
@@ -68,6 +70,7 @@ class Pool:
             for a in arguments:
                 shape, dtype, read = case.shape(a), TORCH[a["dtype"]], a["role"] == "in" and a["name"] not in saved
                 how = peers.draw(case.f, a["name"]) or ("positive" if a["positive"] else "normal") if read else None
+                how = a["index"]["below"] if read and a["index"] else how  # a size
                 if how and how not in PLAIN:
                     key = ("shaped", how, dtype, shape, case.sizes[-1], index)
                     if key not in self.buffers:

@@ -10,14 +10,15 @@
     EACH       how many numbers a row has, of sizes, where that is more than those of a tensor that has rows
     OUT        PyTorch's functions that write into given tensors: (op, bwd) -> a call without arguments
 
-Another family is another file, and a line in FAMILIES.
+Another family is another file.
 """
 
-from peers import gemm, logits, lookup, normed_pairs, pairs, reduce, row
+import importlib
+import pathlib
+
 from peers import map as map_family
 
-FAMILIES = {"map": map_family, "row": row, "reduce": reduce, "lookup": lookup, "pairs": pairs, "normed_pairs": normed_pairs,
-            "gemm": gemm, "logits": logits}
+FAMILIES = {p.stem: importlib.import_module(f"peers.{p.stem}") for p in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py"))}
 
 
 def of(f):

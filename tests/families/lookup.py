@@ -14,6 +14,7 @@ OVERFLOWS = [((2**30, 2**30, 3), "cols"), ((3, 2**30, 2**30), "cols"), ((2**59, 
 LAUNCHES = 11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
 
 
+READ_AT_PLACES = True  # of a table what is read is counted, not the whole
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 

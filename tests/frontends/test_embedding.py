@@ -81,3 +81,30 @@ def test_what_is_refused(kf, given, error, text):
         with pytest.raises(error) as raised:
             kf.ops.embedding(*tensors)
         assert f"kf.embedding: {text}" in str(raised.value)
+
+
+@pytest.mark.level(2)
+def test_the_embeddings_of_bert(kf):
+    """Three tables and a norm in one call: what PyTorch's functions make of them, and their gradients."""
+    rng = torch.Generator().manual_seed(5)
+    tables = [torch.randn(n, 4, generator=rng, dtype=torch.float64).requires_grad_() for n in (7, 5, 2)]
+    norm = [torch.randn(4, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    numbers = [torch.randint(0, n, (2, 3), generator=rng) for n in (7, 5, 2)]
+
+    def own(*given):
+        return kf.ops.embedding_add_layer_norm(*given[:3], *numbers, *given[3:], padding_idx=1, eps=1e-5)
+
+    def reference(*given):
+        x = F.embedding(numbers[0], given[0], padding_idx=1) + F.embedding(numbers[1], given[1]) + F.embedding(numbers[2], given[2])
+        return F.layer_norm(x, (4,), *given[3:], 1e-5)
+
+    leaves = [*tables, *norm]
+    found, want = own(*leaves), reference(*leaves)
+    assert found.shape == (2, 3, 4) and (found - want).abs().max() <= 1e-12
+    up = torch.randn(found.shape, generator=rng, dtype=torch.float64)
+    for got, expected in zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(want, leaves, up)):
+        assert got.shape == expected.shape and (got - expected).abs().max() <= 1e-12
+    assert torch.autograd.gradcheck(lambda *g: kf.ops.embedding_add_layer_norm(*g[:3], *numbers, *g[3:]), leaves)
+    torch.library.opcheck(torch.ops.kf.embedding_add_layer_norm.default, (*leaves[:3], *numbers, *norm, 1, 1e-5, True))
+    array = kf.ops.embedding_add_layer_norm(*(t.detach().numpy() for t in tables), *(n.numpy() for n in numbers), padding_idx=1, eps=1e-5)
+    assert abs(array - reference(*tables, None, None).detach().numpy()).max() <= 1e-12

@@ -2,6 +2,7 @@
 """Random argument tuples of every launcher, C and CUDA, against a model of its checks in Python: the same code, the same
 argument in the message, and nothing written or launched when it is refused."""
 
+import cases
 import checks
 import kflib
 import pytest
@@ -85,7 +86,7 @@ def verdict(f, values, workspace_needed):
         return INVALID_VALUE, "p"
     sizes = [values[s] for s in f["sizes"]]
     at = dict(zip(f["sizes"], sizes))
-    for group in SIZES_OF.get(f["form"], [f["sizes"]]):
+    for group in SIZES_OF.get(f["form"]) or getattr(cases.own(f), "COUNTED", [f["sizes"]]):
         for name in group:
             if at[name] < 0:
                 return INVALID_SIZE, name

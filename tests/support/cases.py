@@ -68,7 +68,7 @@ FAMILIES = pathlib.Path(__file__).parents[1] / "families"
 
 
 @functools.cache
-def _of_family(name):
+def of_family(name):
     path = FAMILIES / f"{name}.py"
     if not path.is_file():
         return None
@@ -81,7 +81,7 @@ def _of_family(name):
 def own(f):
     """What a family has of its own (tests/families): shapes, how its tensors are drawn, and what they should be. None: it is one of those that
     lie as elements or rows."""
-    found = _of_family(f["family"])
+    found = of_family(f["family"])
     return getattr(found, "FORMS", {}).get(f["form"], found)
 
 

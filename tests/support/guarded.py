@@ -9,6 +9,7 @@ import os
 
 import checks
 import numpy as np
+from kfgen import limits
 
 PAGE = mmap.PAGESIZE
 PAGES = 320  # of a slot: the largest workspace is a product's
@@ -49,7 +50,7 @@ def view(address, size):
 
 class Guarded:
     def __init__(self):
-        self.slots = [Slot() for _ in range(14)]
+        self.slots = [Slot() for _ in range(limits.TENSORS + 2)]  # beside tensors a state, and a workspace
 
     def run(self, lib, f, call, at_end):
         """{output: array} of one call."""

@@ -129,6 +129,7 @@ expr = "act(<t>) * <u>"
 ref = "act(<p>) * <q>"
 """],
     "logits": [of_logits("linear_cross_entropy"), of_logits("linear_cross_entropy_with_grad")]}
+ENTRIES |= {name: own.NAMES for name in FAMILIES if (own := cases.of_family(name)) and hasattr(own, "NAMES")}
 HOLE = re.compile(r"<(\w+)>")
 # One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
 ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"gemm": "silu"}

@@ -51,7 +51,7 @@ def compiled(kf, f, device, backend):
 
     graph = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
     for seed, more in ((0, 0), (1, 2)):
-        shape = torchops.FORMS[f["form"]]
+        shape = torchops.sizes_of(f)
         c = case(f, "f32", seed, (shape[0] + more, *shape[1:])).on(device)
         got, want = graph(c.tensors), call(c.tensors)
         leaves = [c.tensors[n] for n in c.wanted]

@@ -32,6 +32,11 @@ OWN = {"embedding": lambda t: [torch.nn.functional.embedding(t["index"], t["weig
        "nll": lambda t: [torch.nn.functional.nll_loss(t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none")]}
 
 
+def sizes_of(f):
+    """What its tensors' shapes follow from: where several of them say the sizes, all of those."""
+    return FORMS.get(f["form"]) or cases.own(f).TORCH
+
+
 def chosen(function):
     """Whether the library has it: at level 2 every op with three activations, the identity among them where it is one."""
     some = ("none", "gelu", "leaky_relu" if kfpython.WHOLE else "relu")
@@ -96,10 +101,12 @@ class Case:
 
 def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
+    if a["index"]:
+        return torch.randint(0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng)
     if word == "words":
-        return torch.randint(0, FORMS[f["form"]][1], shape, generator=rng)
+        return torch.randint(0, sizes_of(f)[1], shape, generator=rng)
     if word == "labels":
-        return torch.randint(0, FORMS[f["form"]][-1], shape, generator=rng)
+        return torch.randint(0, sizes_of(f)[-1], shape, generator=rng)
     if word == "seen":
         return torch.rand(shape, generator=rng) > 0.4
     x = torch.randn(shape, generator=rng, dtype=torch.float64)
@@ -111,7 +118,7 @@ def _draw(f, a, shape, dtype, rng):
 def case(f, dtype="f64", seed=0, shape=None, grad=True):
     rng = torch.Generator().manual_seed(seed)
     op = _table.ops()[_name(f)]
-    shape = shape or FORMS[f["form"]]
+    shape = shape or sizes_of(f)
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape

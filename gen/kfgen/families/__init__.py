@@ -10,12 +10,14 @@ from kfgen.families.gemm import Gemm
 from kfgen.families.logits import Logits
 from kfgen.families.lookup import Lookup
 from kfgen.families.map import Map
+from kfgen.families.normed_lookup import NormedLookup
 from kfgen.families.normed_pairs import NormedPairs
 from kfgen.families.pairs import Pairs
 from kfgen.families.reduce import Reduce
 from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), NormedPairs(), Gemm(), Logits())}
+FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), NormedPairs(),
+                                               NormedLookup(), Gemm(), Logits())}
 OWN = {}  # {folder: family}
 
 

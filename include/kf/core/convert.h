@@ -3,6 +3,8 @@
 #ifndef KF_CORE_CONVERT_H
 #define KF_CORE_CONVERT_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/math_bits.h"
 
 KFI_C_BEGIN

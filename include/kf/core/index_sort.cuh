@@ -171,14 +171,20 @@ KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
     const kf_i64 words = below + 1 + 2 * count + KFI_SORT_THREADS * (kfi_sort_tiles(count) + 1);
     return (size_t)kfi_ceil(words * 8, 256) * 256;
 }
+// Whether a launch may have as many blocks as it takes.
+KF_FN KFI_SMALL kf_result_t kfi_sort_fits(const kfi_name *name, kf_i64 count, kf_i64 below)
+{
+    if (kfi_sort_tiles(count) <= 0x7fffffff && below / KFI_SORT_THREADS <= 0x7ffffffe) return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of %lld rows and a table of %lld needs more blocks than a launch may have",
+                    (long long)count, (long long)below);
+}
 // Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was found.
 KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels, kfi_sort *s, void *workspace,
                                          cudaStream_t stream)
 {
+    kf_result_t result = kfi_sort_fits(name, s->count, s->below);
+    if (result != KF_SUCCESS) return result;
     s->tiles = kfi_sort_tiles(s->count);
-    if (s->tiles > 0x7fffffff || s->below / KFI_SORT_THREADS > 0x7ffffffe)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of %lld rows and a table of %lld needs more blocks than a launch may have",
-                        (long long)s->count, (long long)s->below);
     s->begin = (kf_i64 *)workspace;
     kf_i64 *const places = s->begin + s->below + 1;
     s->counts = places + 2 * s->count;
@@ -186,7 +192,6 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const
     s->from = nullptr;
     s->to = places;
     void *args[] = {s};
-    kf_result_t result = KF_SUCCESS;
     for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0); s->shift += KFI_SORT_BITS) {
         if (s->shift > 0) {
             s->from = s->to;

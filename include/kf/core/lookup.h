@@ -19,7 +19,7 @@ typedef struct {
     kfi_arguments arguments;
     const char *element_codes; /* of each tensor: t as the table, n as the numbers, e as rows x cols */
     const void *numbers;
-    int number_size, size;    /* bytes of a number, of an element */
+    int number_size, size, given_size; /* bytes of a number, of an element, of one of dout */
     const void *table, *dout; /* NULL: a gradient does not read it */
     void *to;
     void (*part)(const void *scalars, const void *const *from, void *to); /* KFI_PART elements; a gradient's are added to float or double */
@@ -81,7 +81,7 @@ KFI_HOST void kfi_lookup_sum(const kfi_cpu_lookup *m, kf_i64 number, kf_i64 col,
     if (m->table)
         read[m->dout != NULL] = kfi_lookup_tail(of_table, (const char *)m->table + (number * m->cols + col) * m->size, count, m->size);
     for (kf_i64 i = begin; i < end; ++i) {
-        if (m->dout) read[0] = kfi_lookup_tail(room, (const char *)m->dout + (m->places[i] * m->cols + col) * m->size, count, m->size);
+        if (m->dout) read[0] = kfi_lookup_tail(room, (const char *)m->dout + (m->places[i] * m->cols + col) * m->given_size, count, m->given_size);
         m->part(m->scalars, read, sums);
     }
     m->store((char *)m->to + (number * m->cols + col) * m->size, sums, m->beta, (int)count);
@@ -171,6 +171,16 @@ KFI_HOST kf_result_t kfi_cpu_lookup_run(kfi_cpu_lookup *m)
     kfi_parallel(kfi_lookup_blocks(m, m->rows), kfi_lookup_rows, m, m->rows * m->cols >= KF_OMP_MIN);
     return KF_SUCCESS;
 }
+/* Adds up a table's gradient, the places of its numbers sorted in a workspace. */
+KFI_HOST void kfi_cpu_lookup_sums(kfi_cpu_lookup *m, void *workspace)
+{
+    if (m->rows > 0) {
+        m->end = (kf_i64 *)workspace;
+        m->places = m->end + m->vocab;
+        kfi_lookup_sort(m);
+    }
+    kfi_parallel(kfi_lookup_blocks(m, m->vocab), kfi_lookup_sums, m, (m->vocab + m->rows) * m->cols >= KF_OMP_MIN);
+}
 KFI_HOST kf_result_t kfi_cpu_lookup_sum_run(kfi_cpu_lookup *m, void *workspace, size_t workspace_bytes)
 {
     kfi_operands operands;
@@ -179,12 +189,7 @@ KFI_HOST kf_result_t kfi_cpu_lookup_sum_run(kfi_cpu_lookup *m, void *workspace, 
     result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, workspace_bytes,
                                  kfi_cpu_lookup_workspace(m->rows, m->cols, m->vocab));
     if (result != KF_SUCCESS) return result;
-    if (m->rows > 0) {
-        m->end = (kf_i64 *)workspace;
-        m->places = m->end + m->vocab;
-        kfi_lookup_sort(m);
-    }
-    kfi_parallel(kfi_lookup_blocks(m, m->vocab), kfi_lookup_sums, m, (m->vocab + m->rows) * m->cols >= KF_OMP_MIN);
+    kfi_cpu_lookup_sums(m, workspace);
     return KF_SUCCESS;
 }
 

@@ -11,6 +11,8 @@
 #ifndef KF_CORE_MAP_H
 #define KF_CORE_MAP_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/map_traverse.h"
 
 KFI_C_BEGIN

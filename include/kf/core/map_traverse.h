@@ -3,6 +3,8 @@
 #ifndef KF_CORE_MAP_TRAVERSE_H
 #define KF_CORE_MAP_TRAVERSE_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/map_tile.h"
 
 KFI_C_BEGIN

@@ -13,6 +13,8 @@
 #ifndef KF_CORE_MATH_H
 #define KF_CORE_MATH_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/convert.h"
 #include "kf/core/math_bits.h"
 #include "kf/core/math_exp.h"

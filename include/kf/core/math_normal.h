@@ -3,6 +3,8 @@
 #ifndef KF_CORE_MATH_NORMAL_H
 #define KF_CORE_MATH_NORMAL_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/math_exp.h"
 
 KFI_C_BEGIN

@@ -192,7 +192,8 @@ def _computed(op: Op) -> dict[int, list[int]]:
     """{number of a gradient that is computed: numbers of the inputs that it is of}. Not the incoming one, and of equal ones the first."""
     assert op.backward is not None
     inputs, outputs = [t.name for t in op.forward.inputs], op.backward.outputs
-    at, found = {t.name: j for j, t in enumerate(outputs)}, {}
+    at = {t.name: j for j, t in enumerate(outputs)}
+    found: dict[int, list[int]] = {}
     for j, t in enumerate(outputs):
         if not t.unchanged:
             found.setdefault(at[t.same_as] if t.same_as else j, []).append(inputs.index(t.of))
