@@ -33,7 +33,7 @@ def known(f):
 def forward(f, scalars, drop):
     """fn: the user's formula as a function of {name: tensor}. Returns a list of results."""
     op, act = of(f).FORWARD[f["op"]], map_family.ACTIVATIONS[f["activation"]]
-    given = scalars | {"to": map_family.TORCH[f["dtypes"][-1]]}
+    given = scalars | {"to": map_family.TORCH.get(f["dtypes"][-1])}
 
     def fn(t):
         found = op(lambda x: act(x, given), t, given, drop)

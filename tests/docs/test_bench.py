@@ -149,6 +149,26 @@ def test_gradients_that_share_memory_are_compared_with_each_of_a_peer_s(sets):
 
 
 @needs_torch
+def test_results_of_tf32_are_checked(sets):
+    """As what they are stored as, in their own accuracy: what PyTorch computes is right, what is off by a tenth is not."""
+    import argparse
+    import dataclasses
+
+    import check
+    import contenders
+    import data
+    for c in sets["products_tf32"]:
+        small = dataclasses.replace(c, sizes=(1, 40, 24, 16))
+        inputs, outputs = data.Pool("cpu").tensors(small, 0)
+        call, names = contenders.peer_calls(small, [(inputs, outputs)], argparse.Namespace(no_compile=True, mode="default"))["eager"]
+        found = dict(zip(names, call(0)))
+        check.peer(small, inputs, found, c.key)
+        assert check.kf(small, inputs, {n: t.detach() for n, t in found.items()}, contenders.DROPOUT, c.key) <= 1
+        with pytest.raises(check.Wrong):
+            check.kf(small, inputs, {n: 1.1 * t.detach() for n, t in found.items()}, contenders.DROPOUT, c.key)
+
+
+@needs_torch
 def test_a_small_run_is_right(tmp_path):
     """Every function is compared with float64, every baseline with it, and all is timed."""
     out = tmp_path / "smoke.json"
