@@ -63,7 +63,7 @@ KFI_DEVICE float kfi_pair_one(kfi_tag<KF_F16>, unsigned pair)
     return v[0];
 }
 // The best of KFI_PLACE_GROUP vectors of so many pairs, of which `there` are there, in both halves of a word.
-template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, type tag, const void *vectors, kf_i64 there)
+template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, type tag, const void *vectors, int there)
 {
     unsigned v[KFI_PLACE_GROUP][pairs];
 #pragma unroll
