@@ -9,7 +9,6 @@ import emulator
 import faults
 import pytest
 import toolkit
-from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 MMA, LOAD, SIMT, TILE = (f"kf/core/gemm_{name}.cuh" for name in ("mma", "load", "simt", "tile"))
@@ -35,13 +34,8 @@ RUNS = {"plain": "64", "asan": "64", "tsan": "4"}  # all kernels once; a thread 
 SEVERAL = cases.by_level(1, 5)  # rounds of other sizes
 
 
-def passes(include, work, variant="plain"):
-    """Whether the program, compiled with these headers, finds everything right."""
-    program = work / variant
-    folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-    flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
-    sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
-    subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
+def passes(program, variant="plain"):
+    """Whether the program finds everything right."""
     options = "exitcode=66:detect_leaks=0"
     environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0", "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
     fixed = emulator.fixed_addresses() if variant == "tsan" else []
@@ -54,8 +48,9 @@ def passes(include, work, variant="plain"):
 
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain", "tsan"])])
-def test_products(include, tmp_path, variant):
-    assert passes(include, tmp_path, variant)
+def test_products(include, once, variant):
+    program = once(f"products, {variant}", lambda folder: emulator.products(include, folder, variant))  # test_wgmma's too
+    assert passes(program, variant)
 
 
 def test_every_fault_has_its_place(include, tmp_path):
@@ -66,4 +61,4 @@ def test_every_fault_has_its_place(include, tmp_path):
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     broken = faults.plant(include, tmp_path, *SEEDED[what])
-    assert not (passes(broken, tmp_path) and passes(broken, tmp_path, "asan")), f"nobody notices {what}"
+    assert not all(passes(emulator.products(broken, tmp_path, variant), variant) for variant in ("plain", "asan")), f"nobody notices {what}"

@@ -104,14 +104,8 @@ SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault 
 ROUNDS = {"rings": "12", "few": "48", "halves": "16"}
 
 
-def passes(include, work, variant="plain", mode="rings", seed=1):
-    """Whether the program, compiled with these headers, finds everything right."""
-    program = work / variant
-    if not program.exists():
-        folders = [emulator.HERE / "include", emulator.HERE, emulator.HERE.parent / "support", *include]
-        flags = *emulator.flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
-        sources = emulator.HERE / "gemm_words.cpp", emulator.runtime(BUILD / "emu", variant)
-        subprocess.run(["g++", "-std=c++17", *flags, *map(str, sources), "-o", str(program)], check=True)
+def passes(program, mode="rings", seed=1):
+    """Whether the program finds everything right."""
     environment = os.environ | {"ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"}
     done = subprocess.run([program, ROUNDS[mode], str(seed), mode], capture_output=True, text=True, timeout=600, env=environment)
     print(done.stdout, done.stderr[:3000])
@@ -119,10 +113,11 @@ def passes(include, work, variant="plain", mode="rings", seed=1):
 
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain"])])
-def test_products(include, tmp_path, variant):
+def test_products(include, once, variant):
+    program = once(f"products, {variant}", lambda folder: emulator.products(include, folder, variant))  # test_gemm's too
     for mode in ROUNDS:
         for seed in range(1, cases.by_level(1, 5) + 1):
-            assert passes(include, tmp_path, variant, mode, seed)
+            assert passes(program, mode, seed)
 
 
 def test_every_fault_has_its_place(include, tmp_path):
@@ -133,7 +128,8 @@ def test_every_fault_has_its_place(include, tmp_path):
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     mode, fault = SEEDED[what]
-    assert not passes(faults.plant(include, tmp_path, *fault), tmp_path, mode=mode), f"nobody notices {what}"
+    program = emulator.products(faults.plant(include, tmp_path, *fault), tmp_path, "plain")
+    assert not passes(program, mode), f"nobody notices {what}"
 
 
 # ---- launchers

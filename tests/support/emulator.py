@@ -56,6 +56,17 @@ def runtime(build_dir, variant):
     return out
 
 
+def products(include, folder, variant):
+    """The program of products (gemm_words.cpp) in a folder, compiled with these headers if it is not there."""
+    program = folder / variant
+    if not program.exists():
+        folders = [HERE / "include", HERE, HERE.parent / "support", *include]
+        words = *flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", *(f"-I{d}" for d in folders)
+        sources = HERE / "gemm_words.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
+        subprocess.run(["g++", "-std=c++17", *words, *map(str, sources), "-o", str(program)], check=True)
+    return program
+
+
 def library(functions, build_dir, variant="plain", include=None):
     """A shared library of the launchers of `functions` that runs them here."""
     own, include = ([HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include))
