@@ -34,7 +34,7 @@ def environment():
     folders = [TEMPLATES, *(family.templates for family in families.OWN.values())]
     return jinja2.Environment(
         loader=RecordingLoader(folders), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
+        keep_trailing_newline=True, auto_reload=False, line_statement_prefix="//%", line_comment_prefix="//#")
 
 
 def parts(path):
@@ -72,7 +72,9 @@ def tidy(text, width=100):
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
         while len(line) > width and not line.startswith(("#", *LAUNCHER)):
-            cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", " | ", ") {", "{ ", " : "))
+            least, find = len(indent) + 20, line.rfind
+            cut = max(find(", ", least, width), find(" && ", least, width), find(" | ", least, width), find(") {", least, width),
+                      find("{ ", least, width), find(" : ", least, width))
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)
             if cut < 0:
