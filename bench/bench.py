@@ -53,6 +53,7 @@ def arguments():
     p.add_argument("--no-compile", action="store_true", help="leave the torch.compile peers out")
     p.add_argument("--jobs", type=int, default=min(12, os.cpu_count()), help="cuda: processes that fill the compile cache first")
     p.add_argument("--shard", help=argparse.SUPPRESS)
+    p.add_argument("--tf32", action="store_true", help="PyTorch may use TF32 for products of float32, as kf's of that word do")
     p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench")
     return p.parse_args()
 
@@ -209,6 +210,7 @@ def prepare(args):
     import torch
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
+    torch.backends.cuda.matmul.allow_tf32 = args.tf32
     functorch_config.donated_buffer = False  # the graph of compiled autograd is kept and run again
     # What is tuned while other processes fill the compile cache was tuned on a busy GPU: only the quiet run's choice counts.
     inductor_config.autotune_local_cache = False

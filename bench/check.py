@@ -18,7 +18,7 @@ from peers.map import no_drop
 # Relative to the result: a few roundings in f32, one ulp in a 2-byte dtype; what is absolute stands for cancellation.
 RELATIVE = {"f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 ABSOLUTE = 5e-6
-OVER_ROWS = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2}  # of ops over rows, relative to the result and to the mean of their magnitudes
+OVER_ROWS = {"f32": 1e-4, "tf32": 4e-3, "f16": 4e-3, "bf16": 2e-2}  # of ops over rows, relative to the result and to the mean of their magnitudes
 SMALL, COLS, PART = 1 << 16, 16, 1 << 25  # elements of a part at an end; columns of a block; elements of a part where all are compared
 
 

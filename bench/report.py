@@ -25,7 +25,7 @@ MARK = re.compile(r"(<!-- table: (?P<what>\w+)(?P<words>[^>]*?) -->\n).*?(<!-- /
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
-         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers"}
+         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers", "liger": "Liger"}
 UNITS = ("ns", "us", "ms", "s")
 
 
@@ -181,6 +181,15 @@ def every(which):
     return table(["function", "sizes", "time", "GB/s", "% of copy", *(f"x {PEERS[p]}" for p in there)], body, left=2)
 
 
+def memory(which):
+    """Every case of products that are never whole: time, the ratio to each peer, and how many MiB each one takes at most beside its inputs."""
+    rows = load(which)["rows"]
+    there = [p for p in PEERS if any(p in r["speedup"] for r in rows)]
+    body = [[name(r), sizes(r), time_cell(r["times"]["kf"]), *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there),
+             *(f"{r['peak_mib'][p]:,.0f}" if p in r["peak_mib"] else "" for p in ("kf", *there))] for r in rows]
+    return table(["function", "sizes", "time", *(f"x {PEERS[p]}" for p in there), *(f"MiB, {PEERS.get(p, p)}" for p in ("kf", *there))], body, left=2)
+
+
 def headline():
     """README's rows, each from the first file that has it: function, sizes, time, percent of a copy, ratio to torch.compile."""
     wanted, body = tomllib.loads((HERE / "shapes.toml").read_text())["headline"], []
@@ -212,7 +221,7 @@ def slow(most=None):
     return "".join(text)
 
 
-TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, headline, slow)}
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, memory, headline, slow)}
 
 
 def filled(text):

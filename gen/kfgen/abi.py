@@ -33,7 +33,7 @@ def _parameters(kernel, arguments):
     """With T, U and I for the element types of the function's name, S for those of its scalars."""
     types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
     letters = {kernel.index_dtype.word: "I"} if kernel.op.indexed else {}
-    letters |= {kernel.second.word: "U", kernel.dtypes[0]: "T"}
+    letters |= {kernel.second.word: "U", kernel.dtype.word: "T"}
 
     def text(a):
         if a.name in types and a.role in ("in", "out"):

@@ -129,6 +129,8 @@ def arithmetic(k):
         return "Integer arithmetic, which wraps."
     text = f"Computed in {LONG[k.dtype.compute]}{k.order_note}"
     text += "." if stored == [k.dtype.compute] else f", results rounded once, to {' or '.join(stored)}."
+    if k.rounded:
+        text += " Factors of products may be rounded to TF32 (11 bits) first; tensors are float32."
     if k.added:
         acc = k.dtype.acc.word
         text += f" Sums: {LONG[acc]} parts in a fixed order" + (", added up in float64." if acc != "f64" else ".")

@@ -14,7 +14,7 @@ VARIES = ("T", "U", "I", "acc")
 def type_words(kernels):
     """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T, U and I are the dtypes in
     the function's name, acc is what sums are made in; else a type that is always the same."""
-    columns = {"T": [k.dtypes[0] for k in kernels], "U": [k.second.word for k in kernels], "I": [k.index_dtype.word for k in kernels],
+    columns = {"T": [k.dtype.word for k in kernels], "U": [k.second.word for k in kernels], "I": [k.index_dtype.word for k in kernels],
                "acc": [k.dtype.acc.word for k in kernels]}
     found = {}
     for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):

@@ -2,15 +2,16 @@
 """Expands spec entries into kernels: one per op x dtypes x direction, with a launcher for each activation."""
 
 from kfgen import families
-from kfgen.dtypes import DTYPES, FLOAT_DTYPES, INDEX, INT_DTYPES
+from kfgen.dtypes import DTYPES, FLOAT_DTYPES, INDEX, INT_DTYPES, ROUNDED, STORED
 
 
 def dtype_tuples(op, dtypes):
     if op.types == "pairs":
-        return [(a, b) for a in DTYPES for b in DTYPES if a != b and a in dtypes and b in dtypes]
-    found = [(d,) for d in DTYPES if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
+        return [(a, b) for a in STORED for b in STORED if a != b and a in dtypes and b in dtypes]
+    found = [(d,) for d in STORED if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))]
     if op.types in ("weights", "results", "gradients") and "f32" in dtypes:
         found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
+    found += [(d,) for d, stored in ROUNDED.items() if d in dtypes and stored in dtypes and families.of(op).rounds]
     return found + [(*d, word) for word in INDEX[1:] for d in found if op.indexed]
 
 

@@ -58,6 +58,7 @@ class Kernel(Signature):
     result = None  # of a backward: the output that is the activation's result as it is
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     parts = ()  # kernels whose launchers its own call
+    rounded = False  # whether products may round their factors (dtypes.ROUNDED)
     refuses = False  # whether an axis without elements is an error
     chosen = False  # whether its activation is an argument (chosen.py)
     apart = False  # and its tensors lie in any way
@@ -79,7 +80,7 @@ class Kernel(Signature):
         self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
         self.workspace, self.cpu_workspace = (self._twin(cpu) for cpu in (False, True))
         self.dropout = op.dropout
-        self.acts = [a for a in op.activations if dtypes[0] in FLOAT_DTYPES or a.ints]
+        self.acts = [a for a in op.activations if self.dtype.word in FLOAT_DTYPES or a.ints]
         self.has_act = op.has_act
         self._build()
         self.kinds = {s.kind for s in self.streams}

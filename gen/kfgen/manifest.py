@@ -67,10 +67,10 @@ def value(k, act, argument):
 
 def variables(k):
     """The type variables of a function: what each is and what it is of."""
-    found = [{"name": "T", "dtype": k.dtypes[0], "of": "elements"}]
+    found = [{"name": "T", "dtype": k.dtype.word, "of": "elements"}]
     if k.op.types not in ("one", "gradients"):
         found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
-    elif k.second.word != k.dtypes[0]:
+    elif k.second is not k.dtype:
         found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
     found += [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
     return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])

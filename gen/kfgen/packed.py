@@ -4,7 +4,7 @@ here, and frontends need no code for each function. frontends/python/kernel_fusi
 
 import pathlib
 
-from kfgen.dtypes import DTYPE
+from kfgen.dtypes import DTYPE, ROUNDED
 from kfgen.render import environment, tidy
 from kfgen.render import version as kf_version
 
@@ -30,13 +30,13 @@ def axes(f):
 
 def functions(manifest):
     """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits; results are of their tensors' dtype where there are such. Without those whose sizes do not follow from tensors' shapes:
-    nobody could call them by tensors alone."""
+    frameworks have 64 bits; results are of their tensors' dtype where there are such, and of tensors in float32 products are as exact as that is.
+    Without those whose sizes do not follow from tensors' shapes: nobody could call them by tensors alone."""
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
         other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
-        return other or (v["name"] == "I" and v["dtype"] != "i64")
+        return other or (v["name"] == "I" and v["dtype"] != "i64") or f["dtypes"][0] in ROUNDED
 
     return [f for f in manifest["functions"] if not f["state"] and axes(f) and not any(left_out(f, v) for v in f["variables"])]
 

@@ -15,6 +15,7 @@ from kfgen.gradient import substitute
 from kfgen.words import KEEP, KEEP_SCALE
 
 DOT = "kfi_dot"
+LEAST = 2.0**-126  # of normal numbers of float32
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Rounding:
     largest: float
     store: object = None  # of what is stored in between: values -> (how far each may be moved, the largest)
     factor: object = None  # the same of a left factor that is made of tensors, where a backend rounds it
+    factors: float = 0.0  # how far a product may round each of its factors, relatively
 
 
 EXACT = Rounding(0.0, 0.0, np.inf)
@@ -160,6 +162,9 @@ class Product:
         """A product of matrices, added up in any order."""
         size_a, size_b = (np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0) for v in (a.value, b.value))
         size, count = size_a @ size_b, a.value.shape[-1]
+        if rounding.factors:
+            a, b = (Number(n.value, n.error + rounding.factors * np.maximum(s, LEAST), n.beyond | (s > rounding.largest))
+                    for n, s in ((a, size_a), (b, size_b)))
         error = a.error @ size_b + size_a @ b.error + a.error @ b.error + rounding.eps * (4 + np.sqrt(count)) * size + rounding.tiny * count
         unknown = a.beyond.astype(float) @ np.ones_like(size_b) + np.ones_like(size_a) @ b.beyond.astype(float) > 0
         return Number(a.value @ b.value, error, (size > rounding.largest) | unknown)

@@ -11,7 +11,7 @@ import jinja2
 
 from kfgen import chosen, expand, families, launchers, names
 from kfgen.activation import ActCode
-from kfgen.dtypes import DTYPES
+from kfgen.dtypes import DTYPES, ROUNDED
 from kfgen.paths import ROOT, TEMPLATES, version
 
 DIGEST = "-digest-here"  # stands in the banner until the text is there
@@ -119,6 +119,8 @@ class Selection:
         acts = set(choose(activations, spec.activations, "activations", own=own(spec.activations))) | {"none"}
         self.activations = [a for a in spec.activations.values() if a.name in acts]
         self.dtypes = choose(dtypes, DTYPES, "dtypes")
+        for word in [d for d, stored in ROUNDED.items() if d in self.dtypes and stored not in self.dtypes]:
+            raise ValueError(f"--dtypes: `{word}` has kernels of {ROUNDED[word]}: --dtypes {ROUNDED[word]},{word}")
         self._kernels = {}
 
     def kernels(self, op):
@@ -179,8 +181,8 @@ class Renderer:
             if not kernels:
                 continue
             stem = names.stem(op.pattern)
-            device = [k for k in kernels if "cuda" in k.backends]
-            for ext, template, own in ((".cuh", "cuda/op.cuh.j2", device), (".h", "cpu/op.h.j2", kernels)):
+            device, host = ([k for k in kernels if word in k.backends] for word in ("cuda", "c"))
+            for ext, template, own in ((".cuh", "cuda/op.cuh.j2", device), (".h", "cpu/op.h.j2", host)):
                 if not own:
                     continue
                 stems[ext].append(stem)
@@ -189,7 +191,7 @@ class Renderer:
                             launchers_header=f"kf/{names.launchers(user)}.h")
             for part in PARTS["cuh"] if device else ():
                 self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=device, extends=extends, device=part == "device")
-            self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=kernels, extends=extends)
+            self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=host, extends=extends)
             if self.any_activation:
                 chosen.headers(self, op, s.kernels(op), extends)
         if self.any_activation:

@@ -17,7 +17,8 @@ if not kflib.has_gpu():
 if kflib.capability() != (9, 0):
     pytest.skip("the device has no wgmma", allow_module_level=True)
 
-PLAIN = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bf16")
+NAMED = {f["name"]: f for f in kflib.manifest()["functions"]}
+PLAIN, ROUNDS, TURNS = (NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32"))
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
 COUNTED = """extern "C" int kft_threads;
 #define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
@@ -32,7 +33,7 @@ def build(functions=FUNCTIONS, flags=FLAGS):
     header = BUILD / "cuda/threads.h"
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
-    functions = [*functions, *(f for f in [PLAIN] if f not in functions)]
+    functions = [*functions, *(f for f in (PLAIN, ROUNDS, TURNS) if f not in functions)]
     return kflib.build("cuda", functions, BUILD / "cuda", (*flags, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
 
 
@@ -45,12 +46,31 @@ def lib():
 def test_launchers(lib, f):
     memory = checks.CudaMemory()
     checks.run(lib, memory, f, (1, 300, 136, 72), "special")
-    floats = f["dtypes"][0] == "f32"
+    floats = f["dtypes"][0] in ("f32", "tf32")
+    of_floats = 384 if f["dtypes"][0] == "tf32" and f["form"] == "nt" else 512
     for sizes in SHAPES + FEW * (not f["bwd"] and not floats):
         checks.run(lib, memory, f, sizes)
         if not f["bwd"] and (sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))):  # rows of x as they lie there
-            threads = (512,) if floats else (160,) if sizes in FEW else (384,) if sizes == LARGE else (160, 384)
+            threads = (of_floats,) if floats else (160,) if sizes in FEW else (384,) if sizes == LARGE else (160, 384)
             assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value in threads
+
+
+@pytest.mark.parametrize("f", [ROUNDS, TURNS], ids=lambda f: f["name"])
+def test_tf32_rounds_to_the_nearest(lib, f):
+    """Times the identity an element is what a product has of it: 11 bits, ties to even."""
+    bits = torch.randint(-2**31, 2**31, (136, 72), device="cuda", dtype=torch.int64)
+    x = torch.cat([torch.randn(136, 71, device="cuda"), torch.full((136, 1), 1 + 2.0**-11, device="cuda")], 1)
+    x[:, :8] = (bits[:, :8] & 0x3fffffff).int().view(torch.float32)  # any exponent up to that of 1
+    was = x.view(torch.int32).long()
+    want = ((was + 0xfff + (was >> 13 & 1)) & ~0x1fff).int().view(torch.float32)
+    out = torch.empty_like(x)
+    workspace = torch.empty(max(lib.workspace_bytes(f, (1, 136, 72, 72)), 1), device="cuda", dtype=torch.uint8)
+    given = {"x": x, "weight": torch.eye(72, device="cuda"), "bias": None, "out": out, "pre": None, "strides": None, "workspace": workspace}
+    given = {name: t if t is None else t.data_ptr() for name, t in given.items()}
+    sizes = {"batch": 1, "rows": 136, "cols": 72, "depth": 72, "workspace_bytes": workspace.numel()}
+    assert lib.call(f, given | sizes, torch.cuda.current_stream().cuda_stream) == 0
+    normal = want.abs() >= 2.0**-126
+    assert torch.equal(out[normal], want[normal]) and bool((out - want).abs().max() <= 2.0**-126)
 
 
 def test_rows_alone(lib):

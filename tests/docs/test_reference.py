@@ -22,11 +22,11 @@ def test_the_pages_are_those_of_the_spec():
     assert not stale, f"{', '.join(stale)}: run gen/bin/kfgen docs"
 
 
-def filled(name, arguments, act, variables):
-    """A pattern with an activation and dtypes in their places: the signature in C."""
+def filled(name, arguments, act, variables, first):
+    """A pattern with an activation and dtypes in their places: the signature in C. first: the first dtype's word."""
     t, u, i = variables["T"], variables.get("U", variables["T"]), variables.get("I", "i64")
     name = name.replace("[cpu_]", "cpu_").replace("{act}_" if act == "none" else "{act}", "" if act == "none" else act)
-    name = re.sub(r"_T(_U)?(_I)?\Z", f"_{t}" + (f"_{u}" if u != t else "") + (f"_{i}" if i != "i64" else ""), name)
+    name = re.sub(r"_T(_U)?(_I)?\Z", f"_{first}" + (f"_{u}" if u != t else "") + (f"_{i}" if i != "i64" else ""), name)
     acc = "double" if t == "f64" else "float"
     types = {"T": TYPES[t], "U": TYPES[u], "I": TYPES[i], "acc": acc, "float": acc}
     arguments = re.sub(r"\b(T|U|I|acc|float)\b(?= )", lambda m: types[m[1]], arguments.replace("[, cudaStream_t stream]", ""))
@@ -41,7 +41,8 @@ def test_signature_patterns_are_the_signatures(family, manifest):
     assert {f["op"] for f in functions} == set(sections)
     for f in functions:
         name, arguments = next(p for p in sections[f["op"]] if ("_bwd_T" in p[0]) is f["bwd"])
-        assert filled(name, arguments, f["activation"], {v["name"]: v["dtype"] for v in f["variables"]}) == f["cpu_signature"]
+        words = {v["name"]: v["dtype"] for v in f["variables"]}
+        assert filled(name, arguments, f["activation"], words, f["dtypes"][0]) == f["cpu_signature"]
 
 
 def test_every_result_code_is_documented():

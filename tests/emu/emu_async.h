@@ -33,7 +33,8 @@ struct tensor_map { /* 128 bytes, as CUtensorMap */
     uint32_t dim[5];
     unsigned short box[5];
     unsigned char rank, element, swizzle; /* bytes of an element; 0 none, 1 of 32 bytes, 2 of 64, 3 of 128 */
-    char rest[44];
+    bool rounds;                          /* floats, to tf32 */
+    char rest[43];
 };
 
 /* Transfers that nobody was told of: in which phase they came. */

@@ -17,6 +17,7 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
     m.rank = (unsigned char)rank;
     m.element = (unsigned char)sizes[type];
     m.swizzle = (unsigned char)swizzle;
+    m.rounds = type == 11 || type == 12; /* to tf32 */
     for (unsigned i = 0; i < rank; ++i) {
         if (dim[i] == 0 || dim[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || step[i] != 1) return 1;
         if (i && (stride[i - 1] % 16 || stride[i - 1] >> 40)) return 1;

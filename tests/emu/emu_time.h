@@ -5,6 +5,15 @@
 
 #include "emu_groups.h"
 
+static void round_to_tf32(char *at, int bytes)
+{
+    for (int i = 0; i < bytes; i += 4) {
+        float x;
+        memcpy(&x, at + i, 4);
+        const unsigned rounded = kf_emu_tf32(x);
+        memcpy(at + i, &rounded, 4);
+    }
+}
 static void end_load(const fly &f)
 {
     if (emu.blocks[rank_of(f->smem)].done == emu.count) return fail(f->at, "a block has ended before a copy to it has");
@@ -15,6 +24,7 @@ static void end_load(const fly &f)
             memcpy(to, from, (size_t)n);
         else
             memset(to, 0, (size_t)n);
+        if (f->tensor && f->map.rounds) round_to_tf32(to, n);
     });
     show(f->smem, (size_t)f->bytes);
     arrive_bytes(f);

@@ -2,7 +2,7 @@
 // kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
 // double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
-// [rings, few or halves]
+// [rings, few, halves or tf32]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -20,6 +20,8 @@ static int below(int n) { return (int)(source() % (unsigned)n); }
 
 template <class T> static double number(T v) { return (double)(float)v; }
 template <> double number(double v) { return v; }
+// What a product has of an element.
+template <int type, class T> static double factor(T v) { return type == KFI_OF_TF32 ? (double)kf_emu_bits<float>(kf_emu_tf32((float)v)) : number(v); }
 
 // What a test is about. splits: of few rows the blocks of a cluster, 1 << splits.
 struct problem {
@@ -82,16 +84,16 @@ template <int type, int layout, int products> static bool run_few(const by_wgmma
     return true;
 }
 
-template <int layout, int products> static bool run_halves(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
+template <int type, int layout, int products> static bool run_halves(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     kfi_gemm_side a = c.a, b = c.b;
     kf_i64 a_matrix = c.a_matrices[0], b_matrix = c.b_matrices[0];
     void *args[] = {&a, &b, &a_matrix, &b_matrix, c.e, c.g, &maps};
     const kfi_name name = {"product", ""};
-    if (!kfi_gemm_map(&maps, c.sizes, KFI_OF_F32, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
     maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
-    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
+    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
                          kfi_halves_shared());
     return true;
 }
@@ -118,7 +120,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(odd);
     }
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = tile == KFI_TILE_TURNS ? KFI_RING_DEPTH : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
+    const int stage = tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ? kfi_ring_depth(tile) : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};
     if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
@@ -140,12 +142,12 @@ template <int type, int tile, int layout, int products, int how> static bool run
     const kfi_name name = {"product", ""};
     kf_result_t result;
     const by_wgmma call = {&e, &g, sizes, of_a, of_b, {a.apart, 0}, {b.apart, b.apart}};
-    if constexpr (tile == KFI_TILE_TURNS) {
+    if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED) {
         if (!run_ring<type, layout, products>(call, choice.splits, &result)) return false;
     } else if constexpr (tile == KFI_TILE_FEW) {
         if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
     } else if constexpr (tile == KFI_TILE_HALVES) {
-        if (!run_halves<layout, products>(call, choice.splits, &result)) return false;
+        if (!run_halves<type, layout, products>(call, choice.splits, &result)) return false;
     } else {
         const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
         result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
@@ -165,10 +167,10 @@ template <int type, int tile, int layout, int products, int how> static bool run
             for (col = 0; !wrong && col < p.cols; ++col) {
                 double sums[2] = {}, size[2] = {};
                 for (int k = 0; k < p.depth; ++k) {
-                    const double x = number(transposed_a ? a(m, k, row) : a(m, row, k));
+                    const double x = factor<type>(transposed_a ? a(m, k, row) : a(m, row, k));
                     for (int i = 0; i < products; ++i) {
                         auto &w = i ? c : b;
-                        const double y = number(transposed_b ? w(m, k, col) : w(m, col, k));
+                        const double y = factor<type>(transposed_b ? w(m, k, col) : w(m, col, k));
                         sums[i] += x * y;
                         size[i] += std::fabs(x * y);
                     }
@@ -226,6 +228,11 @@ static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(
 // Floats by wgmma.
 static bool (*const HALVES[])(const problem &) = {ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
                                                   ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
+
+// The same of one part.
+static bool (*const ROUNDED[])(const problem &) = {run<KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE>, run<KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE>,
+                                                   run<KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE>,  run<KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE>,
+                                                   run<KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE>, run<KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE>};
 
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
@@ -310,6 +317,7 @@ static int kernels_of(char word, const tested **kernels)
     CHOOSE('r', RINGS);
     CHOOSE('f', FEW);
     CHOOSE('h', HALVES);
+    CHOOSE('t', ROUNDED);
     CHOOSE('\0', KERNELS);
     return 0;
 }

@@ -83,8 +83,8 @@ SEEDED_HALVES = {
     "a warp that has not read yet": (HALVES, r"h\.empty \+ 8 \* i, 8\)", "h.empty + 8 * i, 7)"),
     "no fence before a product of halves": (HALVES, r"kfi_wgmma_fence\(\);", ""),
     "sums of halves before they are there": (HALVES, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
-    "no small half of the left factor": (HALVES, r"kfi_wgmma_tf32\(part, lo\[q\], right_hi", "kfi_wgmma_tf32(part, lo[q], right_lo"),
-    "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(part, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
+    "no small half of the left factor": (HALVES, r"kfi_wgmma_tf32\(sums, lo\[q\], right_hi", "kfi_wgmma_tf32(sums, lo[q], right_lo"),
+    "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(sums, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
     "sums begin with the stage before's": (HALVES, r"right_hi \+ q \* 2, q > 0\)", "right_hi + q * 2, 1)"),
     "another order of the depth": (HALVES, r"4 \* i \+ j;", "4 * (i ^ 1) + j;"),
     "another order of the depth, of a left factor across it": (HALVES, r"2 \* i \+ j % 2", "i + j % 2 * 4"),
@@ -98,10 +98,17 @@ SEEDED_HALVES = {
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
     "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
 }
+SEEDED_ROUNDED = {
+    "nothing is rounded": ("kf/core/gemm_hopper_host.cuh", r"KFI_OF_TF32 \? 11", "KFI_OF_TF32 ? 7"),
+    "the depth of a stage of 2-byte elements": (RING, r"kfi_ring_depth\(tile\), maps\)", "KFI_RING_DEPTH, maps)"),
+    "the first four columns of eight twice": (RING, r"\+ vector % \(8 / vec\) \* vec \+ e\]", "+ e]"),
+    "the first product of one part adds": (HALVES, r"parts > 1 \|\| !first \|\| q > 0", "true"),
+    "one part in another order": (HALVES, r"half \+ j\)\) = all", "half + (j ^ 1))) = all"),
+}
 # what is wrong: the program's mode that must notice it, and the fault
-MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES}
+MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES, "tf32": SEEDED_ROUNDED}
 SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault in seeded.items()}
-ROUNDS = {"rings": "12", "few": "48", "halves": "16"}
+ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12"}
 
 
 def passes(program, mode="rings", seed=1):

@@ -59,7 +59,7 @@ def fill(call):
     forward = storage.kernel_of(op.pattern, tuple(call.f["dtypes"][:1]), False, call.files)
     found = product_oracle.Product(forward, call.act).run(environment(call, call.data), call.sizes)
     for name in made:
-        call.data[name] = storage.from_float(np.ascontiguousarray(found[name].value), call.f["dtypes"][0])
+        call.data[name] = storage.from_float(np.ascontiguousarray(found[name].value), call.kernel.dtype.word)
 
 
 def environment(call, data):
@@ -85,9 +85,10 @@ def check(call, got, weights=None):
     f, dtype = call.f, call.f["dtypes"][0]
     compute = "f64" if dtype == "f64" else "f32"
     by = call.kernel.by(call.act) and call.kernel.result not in call.drop
-    store = None if dtype == compute else functools.partial(moved, dtype)
+    store = None if dtype in (compute, "tf32") else functools.partial(moved, dtype)
     factor = store if call.backend != "cpu" else None  # tensor cores multiply elements of 2 bytes
-    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor)
+    factors = 2.0**-11 if dtype == "tf32" else 0.0
+    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor, factors)
     product = _product(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], call.files, by)
     found = product.run(environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0))
     with np.errstate(all="ignore"):

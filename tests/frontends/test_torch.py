@@ -67,6 +67,17 @@ def test_what_is_kept_for_the_backward(kf):
         assert kept.count((50, 7)) == 1
 
 
+def test_a_sum_s_gradient_is_a_view(kf):
+    """As PyTorch's own: nothing is written for it, in any dtype; of any axis."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.randn(4, 6, 5, dtype=dtype, requires_grad=True)
+        for dim in (0, 1, -1, None):
+            got, want = kf.ops.sum(x, dim=dim), x.sum(dim)
+            up = torch.randn(want.shape).to(dtype)
+            [mine], [theirs] = (torch.autograd.grad(r, [x], up) for r in (got, want))
+            assert torch.equal(mine, theirs) and mine.stride() == theirs.stride() and mine.untyped_storage().nbytes() <= 30 * dtype.itemsize
+
+
 def test_a_gradient_by_the_result_keeps_the_result(kf):
     """Which is there anyway, instead of the inputs; not where a negative slope would make it ambiguous."""
     x, bias = torch.randn(50, 7, requires_grad=True), torch.randn(7, requires_grad=True)

@@ -55,13 +55,16 @@ def test_refused(tmp_path, fields, said):
 def test_what_it_makes(tmp_path):
     op = spec.load([entry(tmp_path)]).ops["own"]
     found = {(*k.dtypes, k.bwd): k for k in kernels(op)}
-    assert set(found) == {(d, bwd) for d in ("f32", "f16", "bf16", "f64") for bwd in (False, True)} | {(d, "f32", True) for d in ("f16", "bf16")}
+    assert set(found) == {(d, bwd) for d in ("f32", "f16", "bf16", "f64") for bwd in (False, True)} | {
+        (d, "f32", True) for d in ("f16", "bf16")} | {("tf32", bwd) for bwd in (False, True)}
     forward, backward = found["f32", False], found["bf16", "f32", True]
     assert contract.formulas(forward) == ["acc = x . weight^T", "pre = acc + bias", "out = pre * pre"]
     assert contract.formulas(backward) == ["t0 = dout * pre", "dacc = t0 + t0", "dx = dacc . weight", "dweight = dacc^T . x + beta * dweight",
                                            "dbias = sum over rows of dacc + beta * dbias"]
     assert [(s.word, len(s.reads), len(s.makes)) for s in backward.seams] == [("slopes", 2, 2), ("inputs", 1, 1)]
     assert {s.name: s.dtype.word for s in backward.outputs} == {"dx": "bf16", "dweight": "f32", "dbias": "f32"}
+    assert {s.dtype.word for s in found["tf32", True].streams} == {"f32"} and found["tf32", True].backends == ("cuda",)
+    assert "TF32" in contract.arithmetic(found["tf32", False]) and "TF32" not in contract.arithmetic(forward)
 
 
 def test_two_tensors_in_one(tmp_path):

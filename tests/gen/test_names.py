@@ -114,6 +114,7 @@ def test_every_function_of_the_family(pattern):
                  for s in (False, "dropout" in pattern)}
     if dtypes == WIDE:
         want |= {names.function(pattern, w, (d, "f32"), True, s) for w in words for d in ("f16", "bf16") for s in (False, "dropout" in pattern)}
+        want |= {names.function(pattern, w, ("tf32",), b, s) for w in words for b in (False, True) for s in (False, "dropout" in pattern)}
     if dtypes == WIDE_LABELS:
         want |= {names.function(pattern, "none", (d, "f32")) for d in ("f16", "bf16")}
     if dtypes in (LABELS, WIDE_LABELS):

@@ -78,7 +78,7 @@ def test_passes_check(spec_file, capsys):
 def test_writes_its_own_files_alone(include, installed):
     written = {str(p.relative_to(include[1])) for p in include[1].rglob("*") if p.is_file()}
     assert {"kf/my.h", "kf/my.cuh", "kf/user/my/activations.h", "kf/user/my/clamp_mul.cuh", "kf/user/my/add.h"} <= written
-    own = {"kf/my.h", "kf/my.cuh", "kf/kf_my_launchers.h", *(f"kf/kf_my_launchers_{d}.cu" for d in ("f32", "f16", "bf16", "f64"))}
+    own = {"kf/my.h", "kf/my.cuh", "kf/kf_my_launchers.h", *(f"kf/kf_my_launchers_{d}.cu" for d in ("f32", "f16", "bf16", "f64", "tf32"))}
     assert own <= written and all(p in own or p.startswith("kf/user/my/") for p in written)
     for op in ("cast", "prelu_bias", "bias_dropout_add"):  # take no activation
         assert f"kf/user/my/{op}.h" not in written

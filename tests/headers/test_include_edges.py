@@ -21,7 +21,8 @@ LAYERS = {"core": {"core"}, "ops": {"core", "ops"}, "any": {"core", "ops", "any"
           "kf": {"core", "ops", "user", "runtime"}}
 SHARED_WITH_C = {"dtype.h"}  # the one C header that may name CUDA's types
 # What a folder's Python may import of the repository's own. Third parties: kfgen renders with jinja2 alone.
-PYTHON = {"gen/kfgen": {"kfgen"}, "gen/fit": set(), "frontends": {"kfgen", "frontends"}, "bench": {"kfgen", "bench", "tests/support"}, "tests": None}
+PYTHON = {"gen/kfgen": {"kfgen"},
+          "gen/fit": set(), "frontends": {"kfgen", "frontends"}, "bench": {"kfgen", "bench", "frontends", "tests/support"}, "tests": None}
 THIRD = {"gen/kfgen": {"jinja2", "numpy", "scipy"}}
 
 

@@ -19,6 +19,9 @@ template <> struct of_type<KFI_OF_F16> {
 template <> struct of_type<KFI_OF_F32> {
     typedef float stored;
 };
+template <> struct of_type<KFI_OF_TF32> {
+    typedef float stored;
+};
 template <> struct of_type<KFI_OF_F64> {
     typedef double stored;
 };
@@ -91,7 +94,7 @@ template <int type, int layout, int products>
 KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = KFI_TILE_TURNS;
+    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS, vec = vector_of(type);
     kfi_begin();
     kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, products>(&ring, g, maps);
@@ -109,12 +112,12 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
             float put[KFI_RING_OWN];
             kfi_ring_put<tile, products>(put, sums, slab);
 #pragma unroll
-            for (int vector = 0; vector < kfi_ring_vectors<products>(); ++vector) {
+            for (int vector = 0; vector < kfi_ring_vectors<products, vec>(); ++vector) {
                 kfi_gemm_cell cell;
-                if (!kfi_ring_find<tile, products>(&cell, slab, vector, at, g)) continue;
-                alignas(16) float acc[products][8];
+                if (!kfi_ring_find<tile, products, vec>(&cell, slab, vector, at, g)) continue;
+                alignas(16) float acc[products][vec];
 #pragma unroll
-                for (int p = 0; p < products; ++p) kfi_ring_take<products>(acc[p], put, vector, p);
+                for (int p = 0; p < products; ++p) kfi_ring_take<products, vec>(acc[p], put, vector, p);
                 finish<type, products>(acc, cell, at.matrix, e);
             }
         }
@@ -146,15 +149,16 @@ KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g, const __grid_co
 }
 
 // Of floats, by wgmma.
-template <int layout, int products>
+template <int type, int layout, int products>
 KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g,
                                                  const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    constexpr int parts = type == KFI_OF_TF32 ? 1 : 2;
     kfi_begin();
-    kfi_halves own = kfi_halves_begin();
-    if (own.group == 3) return kfi_halves_load<layout, products>(&own, g, maps);
-    if (own.group == 2) return kfi_halves_split<layout, products>(&own, g, maps);
+    kfi_halves own = kfi_halves_begin<parts>();
+    if (own.group == 3) return kfi_halves_load<layout, products, parts>(&own, g, maps);
+    if (own.group == 2) return kfi_halves_split<layout, products, parts>(&own, g, maps);
     kfi_more_registers<208>();
     kfi_gemm_at at;
     int count;
@@ -165,7 +169,7 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
             of_b.p[i] = (const float *)b.p[i] + at.matrix * b_matrix;
         }
         float sums[KFI_HALVES_SUMS];
-        kfi_halves_multiply<layout>(sums, &own, count);
+        kfi_halves_multiply<layout, parts>(sums, &own, count);
 #pragma unroll 1
         for (int slab = 0; slab < kfi_halves_slabs(); ++slab) {
             kfi_halves_put<layout, products>(sums, own, slab);
@@ -175,7 +179,7 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
                 kfi_halves_find<products>(&cell, slab, vector, at, g);
                 if (cell.left <= 0) continue;
                 alignas(16) float acc[products][4];
-                for (int p = 0; p < products; ++p) kfi_halves_take<layout, products>(acc[p], own, cell, p, of_a, of_b, at, maps.terms);
+                for (int p = 0; p < products; ++p) kfi_halves_take<layout, products, parts>(acc[p], own, cell, p, of_a, of_b, at, maps.terms);
                 if (g.splits > 1)
                     for (int p = 0; p < products; ++p) kfi_store<16>(kfi_gemm_part<4, products, 4>(cell, at.matrix, at.split, p, g), acc[p]);
                 else

@@ -22,7 +22,9 @@ ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
 # From level 2 on the environment may say fewer: all activations of all ops are an hour of compilation.
 CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
-          "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all") if WHOLE else ",".join(ACTIVATIONS)}
+          "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all") if WHOLE else ",".join(ACTIVATIONS),
+          # At level 1 a third of the seconds: what a wheel is compiled with is test_pip's and level 2's, and the kernels' own tests'.
+          "KF_WHEEL_CFLAGS": "" if WHOLE else "-O0"}
 
 
 def has(activation):

@@ -13,6 +13,8 @@ def functions():
              and (f["dtypes"][0] in ("bf16", "f16") or any("_wgmma<" in name for stage in f["stages"] for name in stage))]
 
     def features(f):
+        if f["dtypes"][0] == "tf32":
+            return [("tf32", f["form"] == "nt", f["bwd"], f["op"] == "linear_{act}_mul")] * (f["form"] in ("nt", "nn"))
         if f["dtypes"][0] == "f32":
             return [("f32", f["form"], f["bwd"]), ("f32", f["op"].endswith("_linear"), f["op"] == "linear_{act}_mul", f["bwd"])]
         return [("op", f["op"], f["state"], f["bwd"]), ("dtype", *f["dtypes"], f["layout"]), ("activation", f["activation"])]

@@ -6,6 +6,7 @@ KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by com
 KF_WHEEL_ACTIVATIONS  default: NAMED below; "all": all.
 KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's. Libraries of several are compressed (_compressed.py).
 KF_WHEEL_CUDA         "0": no library of CUDA launchers. Default: one, if there are a C++ compiler and CUDA's headers.
+KF_WHEEL_CFLAGS       further words for both compilers, behind kf's own: -march=native, -O0. Default: none.
 KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
 """
 
@@ -38,6 +39,10 @@ OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all")) 
 
 def _words(name: str, default: str) -> list[str]:
     return [w for w in os.environ.get(name, default).split(",") if w]
+
+
+def _more() -> list[str]:
+    return os.environ.get("KF_WHEEL_CFLAGS", "").split()
 
 
 def selection() -> Any:
@@ -87,7 +92,7 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
     if not cc:
         raise RuntimeError("kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them")
     link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
-    words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags)
+    words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags, *_more())
     texts = packed.sources([f for f in packed.functions(manifest.build(chosen)) if dtypes in (None, tuple(f["dtypes"]))])
     _compile(path, chosen, (cc, *words), texts, (NATIVE / "pool.c",), (*LINK, *link, *flags, "-lm", "-lpthread"))
 
@@ -100,7 +105,7 @@ def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None
                            "KF_WHEEL_CUDA=0 for a package without them")
     texts = packed_cuda.sources([f for f in packed_cuda.functions(manifest.build(chosen)) if dtypes in (None, tuple(f[1]["dtypes"]))])
     own = NATIVE / "loader.cpp", NATIVE / "memory.cpp"
-    _compile(path, chosen, (found[0], *COMPILE_CUDA, "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
+    _compile(path, chosen, (found[0], *COMPILE_CUDA, *_more(), "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
 
 
 def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Mapping[str, str], own: Sequence[pathlib.Path], link: Sequence[str]

@@ -36,6 +36,7 @@ class Family:
     types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
     layouts = ()  # that its entries may name, beside the one that is meant where they name none
+    rounds = False  # whether there are functions that round the factors of its products (dtypes.ROUNDED)
     heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
     autocast = ""  # what a framework that chooses dtypes gives it, where that does not follow from an op's expressions: manifest.autocast
     second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of

@@ -5,8 +5,9 @@ on its way out (its `expr`) are expressions; their gradients are derived, those 
 import functools
 from dataclasses import dataclass, replace
 
-from kfgen import limits
+from kfgen import limits, names
 from kfgen.derive import activated, in_order
+from kfgen.dtypes import ROUNDED
 from kfgen.expr import ExprError, Graph, parse
 from kfgen.families import gemm_fields
 from kfgen.families.family import Family, wrong
@@ -184,6 +185,20 @@ class GemmKernel(Kernel):
             s.reads = "result" if s.name == self.result else s.reads
 
     @property
+    def rounded(self):
+        """Whether products round their factors, where tensor cores make them; all else its functions share with those of what is stored."""
+        return self.dtypes[0] in ROUNDED
+
+    @property
+    def shared(self):
+        """The name of the kernels that it has in common with others, where there are any."""
+        return names.internal("", self.op.pattern, tuple(ROUNDED.get(d, d) for d in self.dtypes), self.bwd).strip("_")
+
+    @property
+    def backends(self):
+        return ("cuda",) if self.rounded else self.family.backends
+
+    @property
     def plain(self):
         """Whether the left factor is a tensor as it is."""
         return self.graph.nodes[self.roots[-1]].op == "var"
@@ -274,7 +289,7 @@ class Gemm(Family):
     name = "gemm"
     title = "Products of matrices"
     backends = ("cuda", "c")
-    heavy = True
+    heavy, rounds = True, True
     second = "gradients of weights"
     autocast = "low"
     forms = FORMS

@@ -133,30 +133,49 @@ class GemmCuda(Cuda):
 
     @property
     def own_instances(self):
-        name, state, size = f"kfk_{self.k.name}", ("from_state",) * self.k.keeps, self.k.dtype.size
+        name, state, size = f"kfk_{self.k.shared}", ("from_state",) * self.k.keeps, self.k.dtype.size
         act = "act" if self.stores_act else "0"
         found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
             found.append(Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)))
         if self.by_wgmma or self.floats_by_wgmma:
-            found.append(Hopper(f"{name}_wgmma", (act, *state)))
+            found.append(Hopper(f"kfk_{self.k.name}_wgmma", (act, *state)))
         few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
         return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
     @property
     def by_wgmma(self):
         """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
-        return not self.k.bwd and self.k.dtype.size == 2
+        return not self.k.bwd and (self.k.dtype.size == 2 or self.rounds_in_place)
+
+    @property
+    def rounds_in_place(self):
+        """Whether both factors lie along the depth: tf32 goes as elements of 2 bytes then."""
+        return self.k.rounded and self.layout == LAYOUTS["nt"]
+
+    @property
+    def multiplied(self):
+        """What products are made of, of elements as they are stored."""
+        return f"KFI_OF_{(self.k.dtypes[0] if self.k.rounded else self.k.dtype.word).upper()}"
+
+    @property
+    def wgmma_tile(self):
+        return "KFI_TILE_ROUNDED" if self.k.rounded else "KFI_TILE_TURNS"
+
+    @property
+    def parts(self):
+        """Numbers of tf32 that a float is the sum of."""
+        return 1 if self.k.rounded else 2
 
     @property
     def floats_by_wgmma(self):
         """Whether there is a kernel of floats for sm_90a: core/gemm_tf32.cuh."""
-        return not self.k.bwd and self.k.dtype.word == "f32"
+        return not self.k.bwd and self.k.dtype.word == "f32" and not self.rounds_in_place
 
     @property
     def few_by_wgmma(self):
         """Whether there are kernels of few rows for sm_90a: core/gemm_few.cuh."""
-        return self.by_wgmma and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
+        return self.by_wgmma and not self.k.rounded and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
 
     @property
     def product_kernels(self):
@@ -177,6 +196,11 @@ class GemmCuda(Cuda):
     # ---- backward
 
     @property
+    def own_strips(self):
+        """Those whose kernels are written for it."""
+        return [] if self.k.rounded else self.strips
+
+    @property
     def strips(self):
         """What goes over elements, backward in the order of core/gemm_back.cuh; None where there is nothing to do."""
         seams = {seam.word: seam for seam in self.k.seams}
@@ -185,7 +209,7 @@ class GemmCuda(Cuda):
         return [seams["slopes"], seams.get("inputs") if self.loads else None, self.loads]
 
     def strip_name(self, seam):
-        return f"kfk_{self.k.name}_{seam.word}"
+        return f"kfk_{self.k.shared}_{seam.word}"
 
     @property
     def strip_instances(self):
@@ -203,8 +227,10 @@ class GemmCuda(Cuda):
             if size == 2:
                 found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
                 found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
-            if size == 4:
-                found.append(Hopper("kfk_gemm_floats_wgmma", (str(layout),)))
+            if size == 4 and self.k.rounded and layout == LAYOUTS["nt"]:
+                found.append(Hopper("kfk_gemm_sum_wgmma", (self.multiplied, of, str(layout))))
+            elif size == 4:
+                found.append(Hopper("kfk_gemm_floats_wgmma", (str(layout), str(self.parts))))
             found.append(Instance("kfk_gemm_sum_joint", (own, of)) if joined else NONE)
         return [*found, Instance("kfk_gemm_totals", (own, wide)) if any(map(self.is_vector, self.k.outs)) else NONE]
 

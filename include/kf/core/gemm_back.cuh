@@ -259,7 +259,7 @@ KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * kfi_gemm_kernels(c.op->size);
     if (out >= 0) p->t.out = c.t->p[out], p->t.out_ld = c.t->ld[out], p->t.out_matrix = c.t->matrix[out];
     p->sizes.mma = c.op->size != 2 || kfi_gemm_has_mma(kernels[1]);
-    p->tile = kfi_gemm_wgmma_tile(p->sizes);
+    p->tile = kfi_gemm_wgmma_tile(p->sizes, c.op->type, c.op->layouts[p->of]);
     if (p->tile >= 0 && !kfi_back_maps(p, c, kernels[kfi_gemm_wgmma_kernel(c.op->size)])) p->tile = -1;
     p->choice = p->tile >= 0 ? kfi_gemm_wgmma_choice(p->sizes, p->tile) : kfi_gemm_pick(p->sizes);
     return kfi_gemm_fill(&p->g, p->sizes, p->choice, out >= 0 && kfi_gemm_whole(*c.t, out, size), c.parts);

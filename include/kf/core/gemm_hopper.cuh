@@ -4,6 +4,8 @@
 // other warpgroups have every second tile, and take turns at multiplying: while one does, the other goes on with what it has multiplied. A
 // stage's mbarrier `full` counts the bytes that come, `empty` the warpgroup that is done with it.
 //
+// Floats that both lie along the depth go the same way, as tf32, to which TMA rounds them: 32 of the depth at a time.
+//
 // The order in which a result's products are added up is that of the depth, whatever the sizes.
 #ifndef KF_CORE_GEMM_HOPPER_CUH
 #define KF_CORE_GEMM_HOPPER_CUH
@@ -12,13 +14,14 @@
 #include "kf/core/wgmma.cuh"
 
 #define KFI_RING_STAGES 5
-#define KFI_RING_DEPTH 64 // of a stage: 128 bytes of a line
+#define KFI_RING_DEPTH 64 // of a stage of 2-byte elements: 128 bytes of a line
 #define KFI_RING_SLAB 64  // columns of 16 rows that a warp goes on with at a time
 #define KFI_RING_OWN (16 * KFI_RING_SLAB / 32) // sums of a lane
 
 KFI_BOTH constexpr int kfi_ring_a(int tile) { return kfi_tile_rows(tile) * KFI_RING_DEPTH * 2; } // bytes of a stage
 KFI_BOTH constexpr int kfi_ring_stage(int tile) { return kfi_ring_a(tile) + kfi_tile_cols(tile) * KFI_RING_DEPTH * 2; }
 KFI_BOTH constexpr int kfi_ring_slabs(int tile) { return kfi_tile_rows(tile) / 64 * (kfi_tile_cols(tile) / KFI_RING_SLAB); } // of a warp
+KFI_BOTH constexpr int kfi_ring_depth(int tile) { return tile == KFI_TILE_ROUNDED ? KFI_RING_DEPTH / 2 : KFI_RING_DEPTH; } // of a stage
 // Stages, mbarriers; from a multiple of 1,024 bytes on.
 KFI_BOTH constexpr int kfi_ring_shared(int tile)
 {
@@ -62,14 +65,14 @@ KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
     r->phase ^= 1;
 }
 
-KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
+template <int tile> KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
 {
-    return (at.end - at.begin + KFI_RING_DEPTH - 1) / KFI_RING_DEPTH;
+    return (at.end - at.begin + kfi_ring_depth(tile) - 1) / kfi_ring_depth(tile);
 } // stages of a term
 // Stages of a tile; none behind the last one.
 template <int tile, int products> KFI_DEVICE int kfi_ring_count(unsigned unit, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
-    return unit < maps.units ? kfi_ring_each(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms : 0;
+    return unit < maps.units ? kfi_ring_each<tile>(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms : 0;
 }
 
 // All threads come here.
@@ -128,12 +131,12 @@ template <int tile, int layout, int products> KFI_DEVICE void kfi_ring_produce(k
     if (threadIdx.x != 0) return;
     for (; r->unit < maps.units; r->unit += gridDim.x) {
         const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g, r->unit);
-        const int each = kfi_ring_each(at);
+        const int each = kfi_ring_each<tile>(at);
 #pragma unroll 1
         for (int i = 0; i < each * maps.terms; ++i) {
             const int term = i >= each;
             kfi_mbar_wait(r->empty + 8 * r->stage, r->phase ^ 1);
-            kfi_ring_load<tile, layout, products>(*r, at, term, at.begin + (i - term * each) * KFI_RING_DEPTH, maps);
+            kfi_ring_load<tile, layout, products>(*r, at, term, at.begin + (i - term * each) * kfi_ring_depth(tile), maps);
             kfi_ring_go(r, 1);
         }
     }
@@ -154,7 +157,7 @@ template <int tile, int products> KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi
 {
     if (r->unit >= maps.units) return false;
     *at = kfi_gemm_locate<tile, products>(g, r->unit);
-    r->count = kfi_ring_each(*at) * maps.terms;
+    r->count = kfi_ring_each<tile>(*at) * maps.terms;
     r->other = kfi_ring_count<tile, products>(r->unit + gridDim.x, g, maps);
     r->unit += 2 * gridDim.x;
     return true;
@@ -164,12 +167,12 @@ template <int type, int tile, int layout>
 KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r, bool first)
 {
     constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32,
-                  step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes of 16 of the depth
+                  step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes of a quarter of a stage's depth
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0, transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
     const unsigned at = r.stages + r.stage * kfi_ring_stage(tile);
     const unsigned long long a = kfi_wgmma_operand(at, 8192, 1024), b = kfi_wgmma_operand(at + kfi_ring_a(tile), 8192, 1024);
 #pragma unroll
-    for (int q = 0; q < KFI_RING_DEPTH / 16; ++q)
+    for (int q = 0; q < 4; ++q)
 #pragma unroll
         for (int m = 0; m < kfi_tile_rows(tile) / 64; ++m)
             kfi_wgmma<kfi_tile_cols(tile), type, transposed_a, transposed_b>(sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16,
@@ -202,10 +205,10 @@ template <int type, int tile, int layout> KFI_DEVICE void kfi_ring_multiply(floa
     kfi_ring_go(r, r->other);
 }
 
-// ---- what a kernel's own code is given: vectors of 8 sums, from 16 rows and KFI_RING_SLAB columns of a warp, of all products together
+// ---- what a kernel's own code is given: vectors of 8 sums, or of 4, from 16 rows and KFI_RING_SLAB columns of a warp, of all products together
 
-// Vectors of a lane, of 8 elements.
-template <int products> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / 8 / 32; }
+// Vectors of a lane.
+template <int products, int vec = 8> KFI_DEVICE constexpr int kfi_ring_vectors() { return 16 * (KFI_RING_SLAB / products) / vec / 32; }
 // Four lanes have 32 columns of a row, each of them two of every 8: afterwards 8 that lie side by side. Columns 8 i + 2 t and the next are
 // in v[2 i] and v[2 i + 1] of lane t; then columns 8 t + 2 i.
 KFI_DEVICE void kfi_ring_gather(float *v)
@@ -244,22 +247,23 @@ KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_tile_cols(tile) / 2],
     for (int i = 0; i < KFI_RING_OWN; i += 8) kfi_ring_gather(own + i);
 }
 // left is not positive where there is nothing.
-template <int tile, int products>
-KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_at &at, const kfi_gemm &g)
+template <int tile, int products, int vec = 8>
+KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int vector, const kfi_gemm_at &at, const kfi_gemm &g)
 {
     constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products;
-    const int lane = (int)threadIdx.x % 32, second = products > 1 ? turn : turn / 2;
+    const int lane = (int)threadIdx.x % 32, turn = vector / (8 / vec), second = products > 1 ? turn : turn / 2;
     cell->row = at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * second;
-    cell->col = at.col + number % across * wide + (products > 1 ? 0 : turn % 2 * 32) + lane % 4 * 8;
+    cell->col = at.col + number % across * wide + (products > 1 ? 0 : turn % 2 * 32) + lane % 4 * 8 + vector % (8 / vec) * vec;
     cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
-    cell->whole = g.wide && cell->left >= 8;
+    cell->whole = g.wide && cell->left >= vec;
     cell->at = 0;
     return cell->left > 0;
 }
-template <int products> KFI_DEVICE void kfi_ring_take(float *values, const float *own, int turn, int product)
+template <int products, int vec = 8> KFI_DEVICE void kfi_ring_take(float *values, const float *own, int vector, int product)
 {
+    const int turn = vector / (8 / vec);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) values[e] = own[(products > 1 ? 2 * turn + product : turn) * 8 + e];
+    for (int e = 0; e < vec; ++e) values[e] = own[(products > 1 ? 2 * turn + product : turn) * 8 + vector % (8 / vec) * vec + e];
 }
 // Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
 template <int tile, int products>

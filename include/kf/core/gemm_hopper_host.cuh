@@ -81,9 +81,10 @@ KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s) { return s.bytes == 2 && s
 // a shorter depth than a stage too: zeros are added.
 KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s) { return s.bytes == 4 && s.whole && s.rows > KFI_GEMM_CLASS && s.depth > 0; }
 // The tile of either; -1 where it is neither.
-KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s)
+KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
 {
-    return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? KFI_TILE_HALVES : -1;
+    const int floats = type == KFI_OF_TF32 && layout == 0 ? KFI_TILE_ROUNDED : KFI_TILE_HALVES;
+    return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? floats : -1;
 }
 
 // A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
@@ -105,7 +106,7 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
                                         *turns ? (unsigned long long)f.matrices : 1};
     const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
     const unsigned box[] = {128u / (unsigned)size, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
-    const int of_type = f.type == KFI_OF_BF16 ? 9 : f.type == KFI_OF_F16 ? 6 : 7;                         // CU_TENSOR_MAP_DATA_TYPE_
+    const int of_type = f.type == KFI_OF_BF16 ? 9 : f.type == KFI_OF_F16 ? 6 : f.type == KFI_OF_TF32 ? 11 : 7; // CU_TENSOR_MAP_DATA_TYPE_
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
 }
 // The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.

@@ -125,7 +125,7 @@ KF_FN KFI_SMALL bool kfi_forward_map(const kfi_gemm_op &op, const kfi_gemm_sizes
 // Which kernel of sm_90a would do it, by sizes alone: its tile; -1 where none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
-    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_FEW : kfi_gemm_wgmma_tile(s);
+    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_FEW : kfi_gemm_wgmma_tile(s, op.type, op.layout);
 }
 // By wgmma, if the operands and the device allow it: false where they do not.
 KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,

@@ -193,7 +193,7 @@ template <int type, int of, int layout>
 KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = KFI_TILE_TURNS;
+    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS;
     kfi_begin();
     kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, 1>(&ring, g, maps);
@@ -222,14 +222,14 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
     }
 #endif
 }
-// Of floats.
-template <int layout> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+// Of floats, as the sum of so many of tf32.
+template <int layout, int parts> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
-    kfi_halves own = kfi_halves_begin();
-    if (own.group == 3) return kfi_halves_load<layout, 1>(&own, g, maps);
-    if (own.group == 2) return kfi_halves_split<layout, 1>(&own, g, maps);
+    kfi_halves own = kfi_halves_begin<parts>();
+    if (own.group == 3) return kfi_halves_load<layout, 1, parts>(&own, g, maps);
+    if (own.group == 2) return kfi_halves_split<layout, 1, parts>(&own, g, maps);
     kfi_more_registers<208>();
     kfi_gemm_at at;
     int count;
@@ -240,7 +240,7 @@ template <int layout> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kf
                                  {t.b_ld[0], t.b_ld[1]}};
         const bool leaves = g.splits > 1 || !t.out;
         float sums[KFI_HALVES_SUMS];
-        kfi_halves_multiply<layout>(sums, &own, count);
+        kfi_halves_multiply<layout, parts>(sums, &own, count);
 #pragma unroll 1
         for (int slab = 0; slab < kfi_halves_slabs(); ++slab) {
             kfi_halves_put<layout, 1>(sums, own, slab);
@@ -250,7 +250,7 @@ template <int layout> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kf
                 kfi_halves_find<1>(&cell, slab, vector, at, g);
                 if (cell.left <= 0) continue;
                 alignas(16) float values[4];
-                kfi_halves_take<layout, 1>(values, own, cell, 0, a, b, at, t.count);
+                kfi_halves_take<layout, 1, parts>(values, own, cell, 0, a, b, at, t.count);
                 if (leaves)
                     kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, at.matrix, at.split, 0, g), values);
                 else

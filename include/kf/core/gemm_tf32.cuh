@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_tf32.cuh: products of floats, as exact as in float, by wgmma of tf32 (sm_90a). Each element is the sum of two of tf32, of 11 bits:
+// kf/core/gemm_tf32.cuh: products of floats by wgmma of tf32 (sm_90a), as exact as in float. Each element is the sum of two of tf32, of 11 bits:
 // x = hi + lo, and a . b = hi . hi + (hi . lo + lo . hi); lo . lo is less than what is rounded off. A tensor core's sums lose bits, so
 // that those of 32 of the depth are added to sums in float.
 //
@@ -12,22 +12,28 @@
 // two rows at a time; each warp of the third warpgroup turns a box of the right one, which has the place of the 32 columns that it becomes.
 //
 // Infinity times lo, which is 0, is NaN: sums that are no numbers are made again, by fused multiply-adds.
+//
+// Where an element is hi alone (parts is 1: tf32), TMA rounds it, and the third warpgroup changes the right factor's order alone; sums are a tensor core's.
 #ifndef KF_CORE_GEMM_TF32_CUH
 #define KF_CORE_GEMM_TF32_CUH
 
 #include "kf/core/gemm_hopper.cuh"
 
-#define KFI_HALVES_STAGES 4
 #define KFI_HALVES_DEPTH 32 // of a stage: 128 bytes of a line
 #define KFI_HALVES_SLAB 32  // columns of 16 rows that a warp puts into its shared memory at a time
 #define KFI_HALVES_PITCH (KFI_HALVES_SLAB + 8)
 #define KFI_HALVES_BYTES (128 * KFI_HALVES_DEPTH * 4) // of an operand, or a half of one, in a stage
-#define KFI_HALVES_STAGE (3 * KFI_HALVES_BYTES)       // left, right and its hi in the same place, right's lo
 #define KFI_HALVES_SUMS 64                            // of a thread
+#define KFI_HALVES_ROOM (12 * KFI_HALVES_BYTES)       // all stages
+KFI_BOTH constexpr int kfi_halves_stages(int parts) { return parts > 1 ? 4 : 6; }
+KFI_BOTH constexpr int kfi_halves_stage(int parts) // bytes: left, right and its hi in the same place, right's lo
+{
+    return (1 + parts) * KFI_HALVES_BYTES;
+}
 // Stages, the warps' slabs, mbarriers; from a multiple of 1,024 bytes on.
 KFI_BOTH constexpr int kfi_halves_shared()
 {
-    return 1024 + KFI_HALVES_STAGES * (KFI_HALVES_STAGE + 3 * 8) + 8 * 16 * KFI_HALVES_PITCH * 4;
+    return 1024 + KFI_HALVES_ROOM + kfi_halves_stages(1) * 3 * 8 + 8 * 16 * KFI_HALVES_PITCH * 4;
 }
 
 #ifdef KFI_DEVICE_PASS
@@ -46,9 +52,9 @@ struct kfi_halves {
     int group, stage, phase;
     unsigned unit; // the tile that comes next
 };
-KFI_DEVICE void kfi_halves_go(kfi_halves *h)
+template <int parts> KFI_DEVICE void kfi_halves_go(kfi_halves *h)
 {
-    if (++h->stage < KFI_HALVES_STAGES) return;
+    if (++h->stage < kfi_halves_stages(parts)) return;
     h->stage = 0;
     h->phase ^= 1;
 }
@@ -58,18 +64,20 @@ KFI_DEVICE int kfi_halves_each(const kfi_gemm_at &at)
 } // stages of a term
 
 // All threads come here.
-KFI_DEVICE kfi_halves kfi_halves_begin()
+template <int parts> KFI_DEVICE kfi_halves kfi_halves_begin()
 {
+    constexpr int stages = kfi_halves_stages(parts);
+    static_assert(stages * kfi_halves_stage(parts) == KFI_HALVES_ROOM, "kf: stages fill their room");
     kfi_halves h;
     char *const memory = kfi_dynamic();
     const unsigned window = kfi_window(memory);
     h.stages = (window + 1023) & ~1023u;
     h.memory = memory + (h.stages - window);
-    h.full = h.stages + KFI_HALVES_STAGES * KFI_HALVES_STAGE + 8 * 16 * KFI_HALVES_PITCH * 4;
-    h.split = h.full + 8 * KFI_HALVES_STAGES;
-    h.empty = h.split + 8 * KFI_HALVES_STAGES;
+    h.full = h.stages + KFI_HALVES_ROOM + 8 * 16 * KFI_HALVES_PITCH * 4;
+    h.split = h.full + 8 * stages;
+    h.empty = h.split + 8 * stages;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < KFI_HALVES_STAGES; ++i) {
+        for (int i = 0; i < stages; ++i) {
             kfi_mbar_init(h.full + 8 * i, 1);
             kfi_mbar_init(h.split + 8 * i, 4);
             kfi_mbar_init(h.empty + 8 * i, 8);
@@ -78,7 +86,7 @@ KFI_DEVICE kfi_halves kfi_halves_begin()
     }
     __syncthreads();
     h.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // the same for a warp, and the compiler knows it
-    h.slab = (float *)(h.memory + KFI_HALVES_STAGES * KFI_HALVES_STAGE) + threadIdx.x / 32 % 8 * (16 * KFI_HALVES_PITCH);
+    h.slab = (float *)(h.memory + KFI_HALVES_ROOM) + threadIdx.x / 32 % 8 * (16 * KFI_HALVES_PITCH);
     h.stage = h.phase = 0;
     h.unit = blockIdx.x;
     return h;
@@ -123,7 +131,7 @@ KFI_DEVICE void kfi_halves_fetch(unsigned to, const kfi_tensor_map *map, unsigne
         kfi_tma_load3(to, map, bar, depth, line, matrix);
     }
 }
-template <int layout, int products> KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
+template <int layout, int products, int parts> KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     constexpr int cols = 128 / products;
     kfi_fewer_registers<24>();
@@ -134,7 +142,7 @@ template <int layout, int products> KFI_DEVICE void kfi_halves_load(kfi_halves *
         const int each = kfi_halves_each(at);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            const unsigned to = h->stages + h->stage * KFI_HALVES_STAGE, bar = h->full + 8 * h->stage;
+            const unsigned to = h->stages + h->stage * kfi_halves_stage(parts), bar = h->full + 8 * h->stage;
             const int term = i >= each, depth = at.begin + (i - term * each) * KFI_HALVES_DEPTH;
             kfi_mbar_wait(h->empty + 8 * h->stage, h->phase ^ 1);
             kfi_mbar_expect(bar, 2 * KFI_HALVES_BYTES);
@@ -145,7 +153,7 @@ template <int layout, int products> KFI_DEVICE void kfi_halves_load(kfi_halves *
                 kfi_halves_fetch<layout & KFI_B_TRANSPOSED, cols>(to + KFI_HALVES_BYTES + p * cols * 128, maps.b + of, bar, at.col, depth,
                                                                   (int)at.matrix * maps.turns_b[of]);
             }
-            kfi_halves_go(h);
+            kfi_halves_go<parts>(h);
         }
     }
 }
@@ -153,10 +161,16 @@ template <int layout, int products> KFI_DEVICE void kfi_halves_load(kfi_halves *
 // ---- the third one
 
 // 16 of the depth of a column, in their new order.
-template <int layout> KFI_DEVICE void kfi_halves_keep(char *right, int line, int half, const float *f)
+template <int layout, int parts> KFI_DEVICE void kfi_halves_keep(char *right, int line, int half, const float *f)
 {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+        if constexpr (parts == 1) {
+            const float4 all = {f[kfi_halves_depth(layout, j, 0)], f[kfi_halves_depth(layout, j, 1)], f[kfi_halves_depth(layout, j, 2)],
+                                f[kfi_halves_depth(layout, j, 3)]};
+            *(float4 *)(right + kfi_halves_at(line, 4 * half + j)) = all;
+            continue;
+        }
         uint4 hi, lo;
         kfi_split_tf32(f[kfi_halves_depth(layout, j, 0)], &hi.x, &lo.x);
         kfi_split_tf32(f[kfi_halves_depth(layout, j, 1)], &hi.y, &lo.y);
@@ -166,18 +180,18 @@ template <int layout> KFI_DEVICE void kfi_halves_keep(char *right, int line, int
         *(uint4 *)(right + KFI_HALVES_BYTES + kfi_halves_at(line, 4 * half + j)) = lo;
     }
 }
-template <int layout> KFI_DEVICE void kfi_halves_split_lines(char *right)
+template <int layout, int parts> KFI_DEVICE void kfi_halves_split_lines(char *right)
 {
 #pragma unroll
     for (int n = (int)threadIdx.x % 128; n < 256; n += 128) {
         alignas(16) float f[16];
 #pragma unroll
         for (int j = 0; j < 4; ++j) kfi_copy<16>(f + 4 * j, right + kfi_halves_at(n / 2, n % 2 * 4 + j));
-        kfi_halves_keep<layout>(right, n / 2, n % 2, f);
+        kfi_halves_keep<layout, parts>(right, n / 2, n % 2, f);
     }
 }
 // A warp's box: a lane has one of its 32 columns.
-template <int layout> KFI_DEVICE void kfi_halves_turn(char *right)
+template <int layout, int parts> KFI_DEVICE void kfi_halves_turn(char *right)
 {
     const int lane = (int)threadIdx.x % 32;
     char *const box = right + (int)threadIdx.x % 128 / 32 * 4096;
@@ -185,10 +199,10 @@ template <int layout> KFI_DEVICE void kfi_halves_turn(char *right)
 #pragma unroll
     for (int d = 0; d < KFI_HALVES_DEPTH; ++d) f[d] = *(const float *)(box + kfi_halves_at(d, lane / 4) + lane % 4 * 4);
     __syncwarp(); // all lanes have read
-    kfi_halves_keep<layout>(box, lane, 0, f);
-    kfi_halves_keep<layout>(box, lane, 1, f + 16);
+    kfi_halves_keep<layout, parts>(box, lane, 0, f);
+    kfi_halves_keep<layout, parts>(box, lane, 1, f + 16);
 }
-template <int layout, int products> KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
+template <int layout, int products, int parts> KFI_DEVICE void kfi_halves_split(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     kfi_fewer_registers<72>();
     kfi_gemm_at at;
@@ -196,16 +210,16 @@ template <int layout, int products> KFI_DEVICE void kfi_halves_split(kfi_halves 
     while (kfi_halves_next<products>(h, &at, &count, g, maps)) {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            char *const right = h->memory + h->stage * KFI_HALVES_STAGE + KFI_HALVES_BYTES;
+            char *const right = h->memory + h->stage * kfi_halves_stage(parts) + KFI_HALVES_BYTES;
             kfi_mbar_wait(h->full + 8 * h->stage, h->phase);
             if (layout & KFI_B_TRANSPOSED)
-                kfi_halves_turn<layout>(right);
+                kfi_halves_turn<layout, parts>(right);
             else
-                kfi_halves_split_lines<layout>(right);
+                kfi_halves_split_lines<layout, parts>(right);
             kfi_async_fence();
             __syncwarp();
             if (threadIdx.x % 32 == 0) kfi_mbar_arrive(h->split + 8 * h->stage);
-            kfi_halves_go(h);
+            kfi_halves_go<parts>(h);
         }
     }
 }
@@ -220,9 +234,9 @@ template <int layout> KFI_DEVICE int kfi_halves_row(int second)
     return layout & KFI_A_TRANSPOSED ? 2 * group + second : (group >> 1 | (group & 1) << 2) + 8 * second;
 }
 // The left factor of a stage, as it came, for four wgmma of 8 of the depth.
-template <int layout> KFI_DEVICE void kfi_halves_left(float (*v)[4], const kfi_halves &h)
+template <int layout, int parts> KFI_DEVICE void kfi_halves_left(float (*v)[4], const kfi_halves &h)
 {
-    const char *const left = h.memory + h.stage * KFI_HALVES_STAGE;
+    const char *const left = h.memory + h.stage * kfi_halves_stage(parts);
     const int warp = (int)threadIdx.x / 32 * 16, own = (int)threadIdx.x % 4;
     kfi_mbar_wait(h.full + 8 * h.stage, h.phase);
     if (layout & KFI_A_TRANSPOSED) {
@@ -242,41 +256,51 @@ template <int layout> KFI_DEVICE void kfi_halves_left(float (*v)[4], const kfi_h
             }
     }
 }
-// The sums of a tile. Those of a stage begin anew, with what is smallest.
-template <int layout> KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, int count)
+// A stage's products: of two parts each what is smallest first.
+template <int parts> KFI_DEVICE void kfi_halves_add(float *sums, unsigned (*hi)[4], unsigned (*lo)[4], unsigned right, bool first)
 {
-    float part[KFI_HALVES_SUMS];
+    const unsigned long long right_hi = kfi_wgmma_operand(right, 0, 1024), right_lo = kfi_wgmma_operand(right + KFI_HALVES_BYTES, 0, 1024);
+#pragma unroll
+    for (int q = 0; q < 4 && parts > 1; ++q) {
+        kfi_wgmma_tf32(sums, lo[q], right_hi + q * 2, q > 0);
+        kfi_wgmma_tf32(sums, hi[q], right_lo + q * 2, 1);
+    }
+#pragma unroll
+    for (int q = 0; q < 4; ++q) kfi_wgmma_tf32(sums, hi[q], right_hi + q * 2, parts > 1 || !first || q > 0);
+}
+// The sums of a tile. Of two parts those of a stage begin anew. A left operand in registers is read till the wait, and ptxas (13.0) does not know: where
+// it is what was loaded, the next one is loaded after the wait, or it would be in the same registers.
+template <int layout, int parts> KFI_DEVICE void kfi_halves_multiply(float *sums, kfi_halves *h, int count)
+{
+    float part[parts > 1 ? KFI_HALVES_SUMS : 1], *const made = parts > 1 ? part : sums;
     alignas(16) float v[4][4];
 #pragma unroll
-    for (int i = 0; i < KFI_HALVES_SUMS; ++i) sums[i] = 0;
-    kfi_halves_left<layout>(v, *h);
+    for (int i = 0; i < KFI_HALVES_SUMS && parts > 1; ++i) sums[i] = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-        const unsigned right = h->stages + h->stage * KFI_HALVES_STAGE + KFI_HALVES_BYTES, done = h->empty + 8 * h->stage;
-        const unsigned long long right_hi = kfi_wgmma_operand(right, 0, 1024), right_lo = kfi_wgmma_operand(right + KFI_HALVES_BYTES, 0, 1024);
+        if (parts == 1 || i == 0) kfi_halves_left<layout, parts>(v, *h);
+        const unsigned right = h->stages + h->stage * kfi_halves_stage(parts) + KFI_HALVES_BYTES, done = h->empty + 8 * h->stage;
         unsigned hi[4][4], lo[4][4];
 #pragma unroll
         for (int q = 0; q < 4; ++q)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) kfi_split_tf32(v[q][j], &hi[q][j], &lo[q][j]);
+            for (int j = 0; j < 4; ++j)
+                if (parts > 1)
+                    kfi_split_tf32(v[q][j], &hi[q][j], &lo[q][j]);
+                else
+                    hi[q][j] = __float_as_uint(v[q][j]);
         kfi_mbar_wait(h->split + 8 * h->stage, h->phase);
         kfi_wgmma_fence();
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            kfi_wgmma_tf32(part, lo[q], right_hi + q * 2, q > 0);
-            kfi_wgmma_tf32(part, hi[q], right_lo + q * 2, 1);
-        }
-#pragma unroll
-        for (int q = 0; q < 4; ++q) kfi_wgmma_tf32(part, hi[q], right_hi + q * 2, 1);
+        kfi_halves_add<parts>(made, hi, lo, right, i == 0);
         kfi_wgmma_commit();
-        kfi_halves_go(h);
-        if (i + 1 < count) kfi_halves_left<layout>(v, *h); // while they multiply
+        kfi_halves_go<parts>(h);
+        if (parts > 1 && i + 1 < count) kfi_halves_left<layout, parts>(v, *h); // while they multiply
         kfi_wgmma_wait<0>();
 #pragma unroll
-        for (int j = 0; j < KFI_HALVES_SUMS; ++j) kfi_wgmma_sum(part[j]);
+        for (int j = 0; j < KFI_HALVES_SUMS; ++j) kfi_wgmma_sum(made[j]);
         if (threadIdx.x % 32 == 0) kfi_mbar_arrive(done);
 #pragma unroll
-        for (int j = 0; j < KFI_HALVES_SUMS; ++j) sums[j] += part[j];
+        for (int j = 0; j < KFI_HALVES_SUMS && parts > 1; ++j) sums[j] += made[j];
     }
 }
 
@@ -335,11 +359,12 @@ KFI_DEVICE void kfi_halves_again(float *made, const kfi_gemm_cell &cell, int pro
     }
 }
 // Four results of a product.
-template <int layout, int products>
+template <int layout, int products, int parts>
 KFI_DEVICE void kfi_halves_take(float *values, const kfi_halves &h, const kfi_gemm_cell &cell, int product, const kfi_gemm_side &a,
                                 const kfi_gemm_side &b, const kfi_gemm_at &at, int terms)
 {
     kfi_copy<16>(values, h.slab + cell.at + product * (KFI_HALVES_SLAB / products));
+    if (parts == 1) return;
     float none = 0, made[4] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) none = fmaf(values[e], 0.0f, none); // NaN where one is infinite or NaN

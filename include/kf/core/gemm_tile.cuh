@@ -16,12 +16,13 @@
 #define KFI_TILE_TURNS 4  // 128 x 128 by wgmma (gemm_hopper.cuh)
 #define KFI_TILE_FEW 5    // up to 64 x 64 by wgmma (gemm_few.cuh)
 #define KFI_TILE_HALVES 6 // 128 x 128 of floats by wgmma (gemm_tf32.cuh)
+#define KFI_TILE_ROUNDED 7 // 128 x 128 of floats rounded to tf32, both along the depth (gemm_hopper.cuh)
 KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
 KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }                               // warps
 KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                                              // warps
 KFI_BOTH constexpr int kfi_warp_rows(int tile) // of a warp
 {
-    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile == KFI_TILE_HALVES ? 64 : 32;
+    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile == KFI_TILE_HALVES || tile == KFI_TILE_ROUNDED ? 64 : 32;
 }
 KFI_BOTH constexpr int kfi_warp_cols(int tile)
 {
@@ -31,7 +32,10 @@ KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kf
 KFI_BOTH constexpr int kfi_tile_cols(int tile) { return kfi_tile_across(tile) * kfi_warp_cols(tile); }
 KFI_BOTH constexpr int kfi_tile_threads(int tile)
 {
-    return tile == KFI_TILE_TURNS ? 384 : tile == KFI_TILE_FEW ? 160 : tile == KFI_TILE_HALVES ? 512 : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
+    return tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ? 384
+           : tile == KFI_TILE_FEW                             ? 160
+           : tile == KFI_TILE_HALVES                          ? 512
+                                                              : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
 }
 KFI_BOTH constexpr int kfi_tile_blocks(int tile) { return tile == KFI_TILE_LEAST ? 3 : 2; } // of an SM, at least
 KFI_BOTH constexpr int kfi_tile_depth(int tile) { return kfi_tile_mma(tile) ? 32 : 16; }    // of a stage
@@ -39,7 +43,7 @@ KFI_BOTH constexpr int kfi_tile_stages(int tile) { return kfi_tile_mma(tile) ? 4
 KFI_BOTH constexpr int kfi_tile_sums(int tile) { return kfi_warp_rows(tile) * kfi_warp_cols(tile) / 32; } // of a thread
 
 // Bytes of an element, and of a number that its sums are made of.
-KFI_BOTH constexpr int kfi_of_bytes(int type) { return type == KFI_OF_F64 ? 8 : type == KFI_OF_F32 ? 4 : 2; }
+KFI_BOTH constexpr int kfi_of_bytes(int type) { return type == KFI_OF_F64 ? 8 : type == KFI_OF_F32 || type == KFI_OF_TF32 ? 4 : 2; }
 KFI_BOTH constexpr int kfi_of_real(int type) { return type == KFI_OF_F64 ? 8 : 4; }
 
 // Which way the operands lie in memory: A as [rows, depth] and B as [cols, depth] (nt), unless these say otherwise.

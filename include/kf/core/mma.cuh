@@ -11,6 +11,7 @@
 #define KFI_OF_F16 1
 #define KFI_OF_F32 2
 #define KFI_OF_F64 3
+#define KFI_OF_TF32 4 // floats, of which a product has the first 11 bits
 
 // Whether there are such instructions. Host code cannot see it: it has to ask the kernel how many threads it may have (KFI_GEMM_BOUNDS).
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)

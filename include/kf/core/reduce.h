@@ -66,7 +66,12 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
 #define KFI_CPU_REDUCE_WORDS(type, f) \
     KFI_INLINE void kfi_reduce_spread_##f(type *a, int width) \
     { \
-        for (int j = width; j < KFI_STRIP; ++j) a[j] = a[j - width]; \
+        const type first = a[0]; \
+        if (width == 1) { /* each copied from the one before it they would wait for each other */ \
+            for (int j = 1; j < KFI_STRIP; ++j) a[j] = first; \
+        } else { \
+            for (int j = width; j < KFI_STRIP; ++j) a[j] = a[j - width]; \
+        } \
     } \
     KFI_INLINE void kfi_reduce_keep_##f(const type *a, char *to, kf_i64 row, const kfi_cpu_reduce *m, const kfi_unit *u) \
     { \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/wgmma.cuh: products of a warpgroup (sm_90a): 64 rows, n columns, 16 of the depth, of elements of 2 bytes, added up in float. The
+// kf/core/wgmma.cuh: products of a warpgroup (sm_90a): 64 rows, n columns, 16 of the depth, of elements of 2 bytes, or 8 of floats, added up in float. The
 // right operand is in shared memory, and the left one too or in registers; they are read and the sums written behind the threads' backs.
 #ifndef KF_CORE_WGMMA_CUH
 #define KF_CORE_WGMMA_CUH
@@ -94,6 +94,11 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
                  ", " KFI_R32 "}, %64, %65, add, 1, 1, %67, %68;\n\t}"                                                                     \
                  : KFI_D32(0), KFI_D32(32)                                                                                                 \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
+#define KFI_WGMMA_SHARED_TF32_128()                                                                                                        \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, 0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0         \
+                 ", " KFI_R32 "}, %64, %65, add, 1, 1;\n\t}"                                                                               \
+                 : KFI_D32(0), KFI_D32(32)                                                                                                 \
+                 : "l"(a), "l"(b), "r"(add))
 #define KFI_WGMMA_REGISTERS_128(p)                                                                                                         \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0          \
                  ", " KFI_R32 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n\t}"                                                         \
@@ -125,20 +130,24 @@ template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add KFI_AND_CALLER)
 {
     static_assert(n == 16 || n == 64 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 16, 64, 128, 192 or 256 wide");
+    static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b), "kf: tf32 lies along the depth, in 128 columns");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
+    constexpr bool f16 = type == KFI_OF_F16;
+    if constexpr (type == KFI_OF_TF32) KFI_WGMMA_SHARED_TF32_128();
     if constexpr (n == 16 && bf16) KFI_WGMMA_SHARED_16("bf16.bf16");
-    if constexpr (n == 16 && !bf16) KFI_WGMMA_SHARED_16("f16.f16");
+    if constexpr (n == 16 && f16) KFI_WGMMA_SHARED_16("f16.f16");
     if constexpr (n == 64 && bf16) KFI_WGMMA_SHARED_64("bf16.bf16");
-    if constexpr (n == 64 && !bf16) KFI_WGMMA_SHARED_64("f16.f16");
+    if constexpr (n == 64 && f16) KFI_WGMMA_SHARED_64("f16.f16");
     if constexpr (n == 128 && bf16) KFI_WGMMA_SHARED_128("bf16.bf16");
-    if constexpr (n == 128 && !bf16) KFI_WGMMA_SHARED_128("f16.f16");
+    if constexpr (n == 128 && f16) KFI_WGMMA_SHARED_128("f16.f16");
     if constexpr (n == 192 && bf16) KFI_WGMMA_SHARED_192("bf16.bf16");
-    if constexpr (n == 192 && !bf16) KFI_WGMMA_SHARED_192("f16.f16");
+    if constexpr (n == 192 && f16) KFI_WGMMA_SHARED_192("f16.f16");
     if constexpr (n == 256 && bf16) KFI_WGMMA_SHARED_256("bf16.bf16");
-    if constexpr (n == 256 && !bf16) KFI_WGMMA_SHARED_256("f16.f16");
+    if constexpr (n == 256 && f16) KFI_WGMMA_SHARED_256("f16.f16");
 #else
-    kf_emu_wgmma(n, type == KFI_OF_BF16 ? KF_EMU_BF16 : KF_EMU_F16, d, nullptr, a, b, transposed_a, transposed_b, add KFI_PASS_CALLER);
+    constexpr int of = type == KFI_OF_BF16 ? KF_EMU_BF16 : type == KFI_OF_TF32 ? KF_EMU_TF32 : KF_EMU_F16;
+    kf_emu_wgmma(n, of, d, nullptr, a, b, transposed_a, transposed_b, add KFI_PASS_CALLER);
 #endif
 }
 template <int n, int type, int transposed_b = 0>
@@ -188,6 +197,7 @@ KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b
 #undef KFI_WGMMA_SHARED_64
 #undef KFI_WGMMA_REGISTERS_64
 #undef KFI_WGMMA_SHARED_128
+#undef KFI_WGMMA_SHARED_TF32_128
 #undef KFI_WGMMA_REGISTERS_128
 #undef KFI_WGMMA_SHARED_192
 #undef KFI_WGMMA_REGISTERS_192

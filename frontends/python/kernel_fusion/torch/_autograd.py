@@ -47,7 +47,8 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     if op.backward is None:
         return forward, _without(op, forward), _without(op, now)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
-    backward = getattr(namespace, f"{op.name}_bwd").default
+    spread = _formula.spreads(op, activation)
+    backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").default
     return forward, *(_with_backward(op, activation, which, backward, may) for which in (forward, now))
 
 
@@ -192,7 +193,8 @@ def _computed(op: Op) -> dict[int, list[int]]:
     """{number of a gradient that is computed: numbers of the inputs that it is of}. Not the incoming one, and of equal ones the first."""
     assert op.backward is not None
     inputs, outputs = [t.name for t in op.forward.inputs], op.backward.outputs
-    at, found = {t.name: j for j, t in enumerate(outputs)}, {}
+    at = {t.name: j for j, t in enumerate(outputs)}
+    found: dict[int, list[int]] = {}
     for j, t in enumerate(outputs):
         if not t.unchanged:
             found.setdefault(at[t.same_as] if t.same_as else j, []).append(inputs.index(t.of))

@@ -12,6 +12,7 @@ from kernel_fusion import _sizes as _of_several
 from kernel_fusion._table import Call, Op, Tensor, formulas
 from kernel_fusion.torch._schema import schema
 
+SPREAD = "torch.broadcast_to("
 SPANS = {"all": "shape", "before": "shape[:at]", "axis": "shape[at:at + 1]", "after": "shape[at + 1:]", "all but three": "shape[:-3]",
          "between": "shape[at:-2]", "one": "shape[:0]"}
 
@@ -85,6 +86,10 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)  # from which others are made
     if not backward:
         lines += [line for t in given if t is not template for line in _checks(op, t, template, flat)]
+    if backward and spreads(op, activation):  # rounded first, so that the result stays a view
+        name, _, text = statements[-1].partition(f" = {SPREAD}")
+        inner, _, shape = text.rpartition(", (")
+        statements = [*statements[:-1], f"{name} = {SPREAD}({inner}).to(dtype_T), ({shape}"]
     lines += [*(_given(op, t, template, flat) for t in given), *statements]
     results = []
     for t in call.outputs:
@@ -92,6 +97,12 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
         results.append(f"{text}.to(dtype_{t.of if t.var == 'U' else 'T'})" if t.var in ("T", "U") else text)
     names = ", ".join(name for _, name in schema(op, backward).arguments)
     return "\n    ".join([f"def function({names}):", *lines, f"return {', '.join(results)}"]) + "\n"
+
+
+def spreads(op: Op, activation: str) -> bool:
+    """Whether a gradient is that of the result, the same along the axis: then it is a view that nothing is written for, as PyTorch's own are."""
+    found = formulas(op, activation) if op.family == "reduce" and op.backward and len(op.backward.outputs) == 1 else None
+    return found is not None and f" = {SPREAD}" in found[1][-1]
 
 
 def wide(t: torch.Tensor) -> torch.Tensor:
