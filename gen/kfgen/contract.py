@@ -2,6 +2,7 @@
 """What a kernel promises, in words: the comment above it in the generated header, and the rows of the reference page."""
 
 import ast
+import functools
 import textwrap
 
 from kfgen import names
@@ -31,6 +32,7 @@ def of_elements(k, by):
     return lines + [f"{part} = {text}{f' + beta * {part}' if k.accumulates else ''}" for (part, _), text in zip(results, added)]
 
 
+@functools.lru_cache(1024)
 def one_line(text):
     """An expression of a spec, its statements joined."""
     return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)

@@ -49,6 +49,7 @@ def usable(name):
     return bool(NAME.match(name)) and name not in PUBLIC | KEYWORDS and not TYPE.match(name) and not name.startswith(PREFIXES)
 
 
+@functools.lru_cache(4096)
 def _names(text):
     """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
     try:
@@ -56,7 +57,8 @@ def _names(text):
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(), set()
     called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}, {node.id for node in called}
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
+    return frozenset(own), frozenset(node.id for node in called)
 
 
 def own_id(stem, name):

@@ -6,6 +6,7 @@ common subexpression is one node, and are never re-associated: what is written i
 """
 
 import ast
+import functools
 from dataclasses import dataclass
 
 from kfgen.words import (
@@ -132,9 +133,15 @@ def parse(graph, text, env):
         raise ExprError("is nested too deeply; name its parts: `t = ...; t + 1`") from None
 
 
+@functools.lru_cache(4096)
+def _tree(text):
+    """Read once: each dtype's kernel is made of the same texts."""
+    return ast.parse(text).body
+
+
 def _parse(graph, text, env):
     try:
-        body = ast.parse(text.strip()).body
+        body = _tree(text.strip())
     except SyntaxError as e:
         raise ExprError(f"is not an expression: {e.msg} in `{text.strip()}`") from None
     except (ValueError, MemoryError):  # characters that no source has; a parser's own limits

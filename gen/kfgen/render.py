@@ -34,7 +34,7 @@ def environment():
     folders = [TEMPLATES, *(family.templates for family in families.OWN.values())]
     return jinja2.Environment(
         loader=RecordingLoader(folders), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, line_statement_prefix="//%", line_comment_prefix="//#")
+        keep_trailing_newline=True, auto_reload=False, line_statement_prefix="//%", line_comment_prefix="//#")
 
 
 def parts(path):
@@ -62,7 +62,8 @@ def tidy(text, width=100):
     """Generated text as a person would leave it: no stray blanks, no line over `width` that can be broken at a comma.
     CUDA's launchers stay on one line each: nvcc hands every further line to the host's compiler with a line directive (half a percent)."""
     lines = []
-    for line in re.sub(r"[ \t]+\n", "\n", text).split("\n"):
+    for line in text.split("\n"):
+        line = line.rstrip(" \t")  # a pattern for the whole text tries every indentation: a tenth of all time
         if "#pragma" in line and line.lstrip().startswith("#pragma"):
             line = line.lstrip()
         if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
@@ -72,7 +73,9 @@ def tidy(text, width=100):
             continue
         indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
         while len(line) > width and not line.startswith(("#", *LAUNCHER)):
-            cut = max(line.rfind(mark, len(indent) + 20, width) for mark in (", ", " && ", " | ", ") {", "{ ", " : "))
+            least, find = len(indent) + 20, line.rfind
+            cut = max(find(", ", least, width), find(" && ", least, width), find(" | ", least, width), find(") {", least, width),
+                      find("{ ", least, width), find(" : ", least, width))
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)
             if cut < 0:

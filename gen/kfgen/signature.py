@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of a kernel's launchers: their names, types and order, and how C's checks read them."""
 
+import functools
 from dataclasses import dataclass
 
 from kfgen import names
@@ -26,11 +27,11 @@ class Launcher:
     act: object
     state: bool
 
-    @property
+    @functools.cached_property
     def name(self):
         return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state)
 
-    @property
+    @functools.cached_property
     def cpu_name(self):
         return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state, cpu=True)
 
@@ -42,7 +43,7 @@ class Launcher:
     def cpu_workspace(self):
         return names.workspace(self.cpu_name)
 
-    @property
+    @functools.cached_property
     def arguments(self):
         """The public signature but for the stream, in order."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
@@ -97,7 +98,11 @@ class Signature:
 
     @property
     def launchers(self):
-        return [Launcher(self, act, state) for act in self.acts for state in ((False, True) if self.dropout else (False,))]
+        """Made once for the activations that it has: a copy of a kernel has launchers of its own."""
+        key = id(self), *map(id, self.acts)
+        if self.__dict__.get("_launchers", (None,))[0] != key:
+            self._launchers = key, [Launcher(self, act, state) for act in self.acts for state in ((False, True) if self.dropout else (False,))]
+        return self._launchers[1]
 
     @property
     def scalar_ctype(self):

@@ -391,6 +391,11 @@ BROKEN = {
     "normalised heads: what is behind the pairs a vector too early": (
         "kf/core/normed_pairs.h", r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
         "p->first[0] = paired ? p->at * p->step : p->at", ("kf_cpu_rope_rms_norm_qk_f32",)),
+    "embeddings: the gradient of a row outside is whatever is there": (
+        "kf/core/normed_lookup.h", r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
+        "(void)bytes", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+    "embeddings: the padding's number in every table": (
+        "kf/core/normed_lookup.h", r"m->skipped\[i\]", "m->skipped[0]", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
 }
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(

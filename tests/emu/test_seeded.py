@@ -152,6 +152,17 @@ SEEDED = {
         "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
     "half of the threads of a head": (
         "kf/core/normed_pairs.cuh", r"by = across / 2", "by = across / 4", ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"), ()),
+    "the last of equal elements, two at a time": (
+        "kf/ops/argmax.device.cuh", r"int e = vec - 1; e >= 0; --e", "int e = 0; e < vec; ++e", ("kf_argmax_bf16",), ()),
+    "a warp left out of a gathered row's sums": (
+        "kf/core/normed_lookup.cuh", r"unsigned w = 1; w < warps", "unsigned w = 2; w < warps", ("kf_embedding_add_layer_norm_f32",), ()),
+    "a gathered row's sums read before all have left theirs": (
+        "kf/core/normed_lookup.cuh", r"= v\[i\];\n\s*__syncthreads\(\);", "= v[i];", ("kf_embedding_add_layer_norm_f32",), ()),
+    "what lies behind the last cut of a number": (
+        "kf/core/normed_lookup.cuh", r"cut \+ 1, last \+ 1", "cut + 1, last", ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+    "what a number has before its first cut": (
+        "kf/core/normed_lookup.cuh", r"begin < first \|\| end <= behind", "begin <= first || end <= behind",
+        ("kf_embedding_add_layer_norm_bwd_f32",), ()),
     "losses of the first rows in every chunk": (
         "kf/ops/linear_cross_entropy.host.cuh", r"x \+ kfi_first", "x + 0 * kfi_first", ("kf_linear_cross_entropy_f32",), ()),
     "a product's gradient added to all that is there": (

@@ -22,7 +22,12 @@ class NormedLookupCuda(RowsCuda):
     @property
     def held(self):
         """Vectors of a row that a thread keeps in registers: beside them a backward has as many sums for each weight."""
-        return 2 if self.k.bwd else 4
+        return 3 if self.k.bwd else 4
+
+    @property
+    def blocks(self):
+        """Of an SM at least, where a warp has a row."""
+        return 1 if self.k.bwd else 3
 
     @property
     def row_target(self):
@@ -62,7 +67,8 @@ class NormedLookupCuda(RowsCuda):
 
     @property
     def own_instances(self):
-        return [Instance(f"kfk_{self.k.name}", ("act", vec, held)) for vec, held in ((self.vec, self.held), (self.vec, 0), (1, 0))]
+        ways = (self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)
+        return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
 
     @property
     def table_instances(self):

@@ -11,6 +11,7 @@ from kfgen.schedule import Instance
 
 class ReduceCuda(RowsCuda):
     template, geometry = "reduce_kernel", "kfi_reduce"
+    packed = False  # whether a third kernel is for axes whose elements lie side by side, in aligned vectors
     longest = 0  # vectors of a thread at most, where bits do not depend on which thread has which
 
     @functools.cached_property

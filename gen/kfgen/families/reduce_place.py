@@ -9,6 +9,7 @@ from kfgen.expr import ExprError
 from kfgen.families.family import wrong
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
+from kfgen.schedule import Instance
 from kfgen.words import COLUMN, ELEM, PLACES
 
 WORDS = {"rowmax": "max", "rowmin": "min"}
@@ -68,6 +69,16 @@ class PlaceCuda(ReduceCuda):
         env = {s.name: f"{s.name}_f[e]" for s in self.k.loads}
         lines, [text] = emit(self.k.graph, [self.k.key], self.rows_target, env)
         return lines, text
+
+    @property
+    def packed(self):
+        """Whether two elements are compared at a time: those of two bytes, as they are."""
+        node = self.k.graph.nodes[self.k.key]
+        return self.k.dtype.size == 2 and node.op == "var" and len(self.k.loads) == 1
+
+    @property
+    def instances(self):
+        return super().instances + [Instance(f"kfk_{self.k.name}_packed", ("act",))] * self.packed
 
     def listing(self):
         """What is computed, in order, for a reader."""

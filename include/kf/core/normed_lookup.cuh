@@ -74,6 +74,9 @@ template <int vec, class T> KFI_DEVICE void kfi_gather_add(T *sum, const T *from
                 if (i + u < end) sum[e] += v[u][e];
     }
 }
+// What counts the vectors of a row: of one in registers there are few.
+template <int held> struct kfi_gather_unit { typedef int type; };
+template <> struct kfi_gather_unit<0> { typedef kf_i64 type; };
 template <int acc> struct kfi_gather_type { typedef float type; };
 template <> struct kfi_gather_type<KF_F64> { typedef double type; };
 KFI_DEVICE void kfi_gather_store(kfi_tag<KF_F32>, void *p, kf_i64 i, float v, float beta) { ((float *)p)[i] = beta != 0 ? v + beta * ((float *)p)[i] : v; }
@@ -156,7 +159,7 @@ struct kfi_gather_op {
     kfi_name name;
     kfi_arguments arguments;
     const char *elements;       // of each tensor, as core/gather_check.h reads it
-    const void *const *kernels; // rows: {vector, held}, {vector, 0}, {1, 0}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
+    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
     int vec, held, acc_size, planes, sums; // held: vectors of a thread in registers
 };
 // Of a backward: of each table what is asked of it.
@@ -205,7 +208,7 @@ KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands 
     const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across), blocks = bwd ? g->parts : groups;
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
-    return kfi_launch(&m.name, m.kernels[held ? 0 : vectors ? 1 : 2], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
+    return kfi_launch(&m.name, m.kernels[held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
 }
 KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes, kfi_gathering *g, void **args, cudaStream_t stream)
 {
@@ -228,7 +231,7 @@ KF_FN kf_result_t kfi_gathering_table(const kfi_gather_op &m, const kfi_gather_t
     if (s.below == 0) return result;
     if (rows > 0) {
         kfi_sort sorted = {t.numbers[i], rows, s.below, t.skipped[i], nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
-        result = kfi_sort_run(&m.name, m.kernels + 3, &sorted, sort, stream);
+        result = kfi_sort_run(&m.name, m.kernels + 4, &sorted, sort, stream);
         s.begin = sorted.begin;
         s.ids = sorted.to;
     }
@@ -241,7 +244,7 @@ KF_FN kf_result_t kfi_gathering_table(const kfi_gather_op &m, const kfi_gather_t
     for (int stage = rows > 0 ? 0 : 1; result == KF_SUCCESS && stage < 2; ++stage) {
         s.items = tiles * kfi_ceil(stage ? s.below : s.cuts, s.per_block);
         const kf_i64 blocks = kfi_clamp(s.items, 1, (kf_i64)KFI_MAP_SMS * (2048 / KFI_RUN_THREADS));
-        result = kfi_launch(&m.name, m.kernels[7 + 2 * stage + !vectors], dim3((unsigned)blocks), KFI_RUN_THREADS, args, stream, false);
+        result = kfi_launch(&m.name, m.kernels[8 + 2 * stage + !vectors], dim3((unsigned)blocks), KFI_RUN_THREADS, args, stream, false);
     }
     return result;
 }

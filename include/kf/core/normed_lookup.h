@@ -11,6 +11,8 @@
 
 KFI_C_BEGIN
 
+#define KFI_GATHER_HELD 1024 /* columns of a row that is gathered once; a longer one is in each pass */
+
 typedef struct kfi_cpu_gathering {
     kfi_name name;
     kfi_arguments arguments;

@@ -187,13 +187,14 @@ KFI_REDUCE_WORDS(double)
 struct kfi_reducing {
     kfi_name name;
     kfi_arguments arguments;
-    const void *const *kernels; // {whole, single}
+    const void *const *kernels; // {whole, single}, {packed}
     int passes, vec, acc_size;
     int most, all; // reductions of a pass at most, and of all
     bool bwd;
     bool refuses; // an axis without elements
     bool again;   // a tensor is read by several sweeps
     int longest;  // vectors of a thread at most, where the order in which an axis is gone over makes no difference; else 0
+    bool packed;  // whether there is a kernel for axes of aligned vectors alone
 };
 #ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
@@ -264,7 +265,7 @@ KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_r
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
                         (long long)g.inner);
-    return kfi_launch(&m.name, m.kernels[whole ? 0 : 1], dim3((unsigned)blocks), (unsigned)threads, args, stream);
+    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.packed && g.flat && g.stage <= 0 ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream);
 }
 
 // args: the kernel's, of which g and those of pitches are some.

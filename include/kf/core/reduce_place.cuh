@@ -19,6 +19,64 @@ template <int vec> KFI_DEVICE void kfi_place_of(kf_i64 (&place)[vec], const int 
         place[e] = !there ? KFI_NOWHERE : g.flat ? at.column + turn[e] * at.step + e : at.row + ((kf_i64)turn[e] << g.y);
     }
 }
+#ifndef KFI_PLACE_GROUP
+#define KFI_PLACE_GROUP 2 // vectors of 2-byte elements of which the best is found before it is compared: so many are looked through again
+#endif
+// Of two pairs of 2-byte elements the better ones, NaN before all numbers.
+#if defined(KFI_PTX) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define KFI_PAIR_BEST(dtype, word_of, type) \
+    KFI_DEVICE unsigned kfi_pair_best(int word, kfi_tag<dtype>, unsigned a, unsigned b) \
+    { \
+        unsigned r; \
+        if (word == KFI_MAX) asm("max.NaN." #word_of "x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
+        else asm("min.NaN." #word_of "x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
+        return r; \
+    }
+#else
+#define KFI_PAIR_BEST(dtype, word_of, type) \
+    KFI_DEVICE unsigned kfi_pair_best(int word, kfi_tag<dtype>, unsigned a, unsigned b) \
+    { \
+        alignas(4) type of[2][2], best[2]; \
+        kfi_copy<4>(of[0], &a); \
+        kfi_copy<4>(of[1], &b); \
+        for (int e = 0; e < 2; ++e) { \
+            float x[1], y[1]; \
+            kfi_unpack_##word_of<1>(x, of[0] + e); \
+            kfi_unpack_##word_of<1>(y, of[1] + e); \
+            best[e] = of[x[0] == x[0] && !(word == KFI_MAX ? y[0] <= x[0] : y[0] >= x[0])][e]; \
+        } \
+        unsigned r; \
+        kfi_copy<4>(&r, best); \
+        return r; \
+    }
+#endif
+KFI_PAIR_BEST(KF_F16, f16, kf_f16)
+KFI_PAIR_BEST(KF_BF16, bf16, kf_bf16)
+#undef KFI_PAIR_BEST
+KFI_DEVICE float kfi_pair_one(kfi_tag<KF_BF16>, unsigned pair) { return __uint_as_float(pair << 16); }
+KFI_DEVICE float kfi_pair_one(kfi_tag<KF_F16>, unsigned pair)
+{
+    float v[1];
+    alignas(4) kf_f16 of[2];
+    kfi_copy<4>(of, &pair);
+    kfi_unpack_f16<1>(v, of);
+    return v[0];
+}
+// The best of KFI_PLACE_GROUP vectors of so many pairs, of which `there` are there, in both halves of a word.
+template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, type tag, const void *vectors, int there)
+{
+    unsigned v[KFI_PLACE_GROUP][pairs];
+#pragma unroll
+    for (int u = 0; u < KFI_PLACE_GROUP; ++u) {
+        kfi_copy<4 * pairs>(v[u], (const char *)vectors + u * (4 * pairs));
+#pragma unroll
+        for (int by = pairs / 2; by > 0; by /= 2)
+#pragma unroll
+            for (int i = 0; i < by; ++i) v[u][i] = kfi_pair_best(word, tag, v[u][i], v[u][i + by]);
+        if (u > 0 && u < there) v[0][0] = kfi_pair_best(word, tag, v[0][0], v[u][0]);
+    }
+    return kfi_pair_best(word, tag, v[0][0], v[0][0] >> 16 | v[0][0] << 16);
+}
 #define KFI_PLACE_WORDS(type) \
     /* Whether b, which is further along the axis, takes the place of a. */ \
     KFI_DEVICE bool kfi_takes(int word, type a, type b) { return a == a && !(word == KFI_MAX ? b <= a : b >= a); } \
