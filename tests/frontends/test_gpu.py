@@ -41,10 +41,10 @@ def driver(tmp_path_factory):
     return path
 
 
-def calls(driver, cache, *found, **environment):
+def calls(driver, cache, *found, script=SCRIPT, more=(), **environment):
     """([what each call gave], [the kernels that were launched, with their blocks]) of a new process."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(driver), json.dumps(found)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", script, str(driver), json.dumps(found), *map(str, more)], capture_output=True, text=True,
                           env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr.splitlines()
@@ -231,3 +231,143 @@ def test_what_does_not_compile_is_said():
         _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { nonsense; }", "kernel<1>", "sm_90a")
     cubin, name = _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { *p = n; }", "kernel<1>", "sm_90a")
     assert cubin.startswith(b"\x7fELF") and name in cubin
+
+
+AHEAD = """
+import json, sys
+import kernel_fusion as kf
+for name, given in json.loads(sys.argv[1]):
+    print(json.dumps(getattr(kf, name)(**given)), flush=True)
+"""
+
+
+def start(cache, *found, **environment):
+    """A new process that calls functions of the package by name."""
+    path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
+    return subprocess.Popen([sys.executable, "-c", AHEAD, json.dumps(found)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
+
+
+def said_by(process):
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def kernels_of(*functions):
+    """{(function, kernel)} that a launch may ask for, as the manifest says."""
+    from kfgen import packed_cuda
+
+    named = dict(packed_cuda.functions(kflib.manifest()))
+    return {(f, k) for f in functions for stage in named[f]["stages"] for k in stage}
+
+
+@pytest.fixture
+def visible(driver, tmp_path):
+    """The environment of a process that finds the driver by its name."""
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/libcuda.so.1").symlink_to(driver)
+    return {"LD_LIBRARY_PATH": str(tmp_path / "system")}
+
+
+def test_warmup(driver, visible, tmp_path):
+    """Two processes at once, of a GPU that is not there and of the one that is; then calls compile nothing, with any kernel that they choose."""
+    cache, given = tmp_path / "cache", {"ops": "bias_gelu", "dtypes": "float32"}
+    wanted = len(kernels_of("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32"))
+    both = [start(cache, ("warmup", {**given, "arch": "sm_90"})), start(cache, ("warmup", given), **visible)]
+    counts = [said_by(p)[0][:2] for p in both]
+    assert wanted > 4 and [sum(c) for c in counts] == [wanted, wanted] and sum(compiled for compiled, _ in counts) >= wanted
+    kept = sorted(cache.iterdir())
+    assert len(kept) == wanted and all(re.fullmatch(r"kfk_\w+-sm_90a-[0-9a-f]{24}\.cubin", p.name) for p in kept)
+    kept[0].write_bytes(b"not a cubin")
+    twice = {"ops": ["bias_gelu", "bias_gelu"], "dtypes": "float32", "arch": ["sm_90a"]}
+    again, last = said_by(start(cache, ("warmup", {**given, "arch": "sm_90"}), ("warmup", twice)))
+    assert again[:2] == [1, wanted - 1] and last[:2] == [0, wanted]
+    sizes = [[64, 128], [3, 7], [4096, 4096]]
+    found = [("kf_bias_gelu_f32", [0, 1, 2], s) for s in sizes] + [("kf_bias_gelu_bwd_f32", [0, 1, 2, 3, 4], s) for s in sizes]
+    said, launched = calls(driver, cache, *found, ("kf_bias_relu_f32", [0, 1, 2], sizes[0]), KF_OFFLINE="1")
+    assert said[:6] == ["ok"] * 6 and len({k.split()[0] for k in launched}) > 4
+    assert re.match(r"RuntimeError: kf_bias_relu_f32: .*call it, or kf.warmup, once without", said[6])
+
+
+def test_every_kernel_that_is_launched_is_warmed():
+    """Of every op and direction of the package, a dropout's among them, which reads seed and offset where they lie."""
+    kfpython.use()
+    from kernel_fusion import _gpu
+    from kfgen import packed
+
+    chosen = {(f["op"], f["bwd"]): f["name"] for f in packed.functions(kflib.manifest())
+              if f["dtypes"][0] in ("f32", "bf16") and "cuda" in f["backends"] and any(o == _stem(f) for o in kfpython.OPS)}
+    assert len(chosen) > 20 and any("dropout" in name for name in chosen.values())
+    for name in chosen.values():
+        assert {(name, k) for k in _gpu.kernels(name)} == kernels_of(name)
+
+
+REFUSED = [({"ops": "nonsense"}, ValueError, "there is no op `nonsense`; those there are: "),
+           ({"ops": "layer_norm", "activations": "nonsense"}, ValueError, "activations has 'nonsense', expected some of none, .*relu"),
+           ({"ops": "act"}, ValueError, "act: activation is None, expected one of .*gelu"),
+           ({"ops": [len]}, TypeError, "ops has a builtin_function_or_method, expected names of kf.ops"),
+           ({"ops": []}, ValueError, r"ops=\[\] and activations=None choose no function"),
+           ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of float32"),
+           ({"ops": "layer_norm", "dtypes": "int32"}, ValueError, "layer_norm has no function for dtypes='int32', but for float32, float16, bfloat16"),
+           ({"ops": "relu", "arch": "sm_9"}, ValueError, "arch is 'sm_9', expected one of .*sm_90"),
+           ({"ops": "relu", "arch": 90}, ValueError, "arch is 90, expected one of .*sm_90"),
+           ({"ops": "relu", "jobs": 0}, ValueError, "jobs is 0, expected a whole number from 1 on")]
+
+
+@pytest.mark.parametrize("name", ["warmup", "build_launchers"])
+def test_what_cannot_be_compiled_ahead(kf, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path / "cache"))
+    where = [tmp_path / "built"] if name == "build_launchers" else []
+    for given, kind, text in REFUSED:
+        with pytest.raises(kind, match=rf"^kf\.{name}: {text}"):
+            getattr(kf, name)(*where, **{"arch": "sm_90", **given})
+    monkeypatch.setenv("KF_OFFLINE", "1")
+    if name == "warmup":
+        with pytest.raises(RuntimeError, match=r"kf\.warmup: KF_OFFLINE is set, and (\d+) of \1 kernels for sm_80 are not in .*kf_relu_f32's kfk_act_f32<"):
+            kf.warmup("relu", dtypes="float32", arch="sm_80")
+        if not kfpython.has("mish"):
+            with pytest.raises(NotImplementedError, match="kf_mish_bf16 is not in libkf_cuda.so: .*kf.build_launchers"):
+                kf.warmup("mish", arch="sm_90")
+    assert not list(tmp_path.iterdir())
+
+
+BUILT = """
+import json, sys
+from kernel_fusion import _nvrtc
+def missing():
+    raise _nvrtc.Missing("there is no NVRTC")
+_nvrtc.library, _nvrtc._tops = missing, list
+import kernel_fusion as kf
+kf.use_launchers(sys.argv[3])
+""" + SCRIPT.replace("g = _gpu.Gpu(driver=sys.argv[1])", "g = _gpu.library()")
+
+
+def test_launchers_built_ahead(driver, visible, tmp_path):
+    """A folder for a machine that has the driver alone: it launches what the package launches, and an activation that the package need not have."""
+    folder, cache = tmp_path / "built", tmp_path / "cache"
+    functions = [f"kf_{act}_{direction}f32" for act in ("gelu", "mish") for direction in ("", "bwd_")]
+    given = {"path": str(folder), "ops": "act", "activations": ["gelu", "mish"], "dtypes": ["float32"], "arch": "sm_90"}
+    first, again = said_by(start(cache, *[("build_launchers", given)] * 2, KF_WHEEL_CFLAGS="-O0"))
+    wanted = len(kernels_of(*functions))
+    assert first[:2] == [wanted, 0] and again[:2] == [0, wanted] and not cache.exists()
+    assert len(list(folder.iterdir())) == wanted + 2 and json.loads((folder / "launchers.json").read_text())["functions"] == functions
+    found = [("kf_gelu_f32", [0, 1], [4096]), ("kf_mish_f32", [0, 1], [7]), ("kf_mish_bwd_f32", [0, 1, 2], [4096]), ("kf_relu_f32", [0, 1], [8])]
+    said, launched = calls(driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible)
+    assert said[:3] == ["ok"] * 3 and len(launched) == 3 and said[3].startswith("NotImplementedError: kf_relu_f32 is not in libkf_cuda.so")
+    assert calls(driver, cache, found[0]) == (["ok"], launched[:1])
+
+
+def test_folders_that_have_no_launchers(kf, tmp_path):
+    with pytest.raises(ImportError, match=r"kf.use_launchers: .* has no launchers.json, which kf.build_launchers writes"):
+        kf.use_launchers(tmp_path)
+    (tmp_path / "launchers.json").write_text('{"generator": "another"}')
+    with pytest.raises(ImportError, match=r"kf.use_launchers: .* is of another version of kf"):
+        kf.use_launchers(tmp_path)
+
+
+def test_launchers_are_chosen_once(driver, tmp_path):
+    script = (f"from kernel_fusion import _gpu, _table\nimport json, kernel_fusion as kf\n_gpu._opened.append(_gpu.Gpu(driver={str(driver)!r}))\n"
+              f"open({str(tmp_path / 'launchers.json')!r}, 'w').write(json.dumps(dict(generator=_table.generator())))\n"
+              f"try:\n    kf.use_launchers({str(tmp_path)!r})\nexcept RuntimeError as e:\n    print(e)")
+    assert re.fullmatch(r"kf.use_launchers: launchers are in use already, .*/libkf_cuda.so", kfpython.python(script))

@@ -9,6 +9,7 @@ kf.kernels      the C launchers as they are, unchecked
 kf.config       what torch.compile sees
 kf.benchmarks   how long functions take
 kf.info()       which library is used, and what was copied
+kf.warmup(...)  kernels for GPUs compiled before a call asks for them; kf.build_launchers(...), kf.use_launchers(...) in a folder for other machines
 """
 
 import importlib
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
     from kernel_fusion import ops as ops
     from kernel_fusion._fuse import fuse as fuse
     from kernel_fusion._fuse import fuse_row as fuse_row
+    from kernel_fusion._launchers import build_launchers as build_launchers
+    from kernel_fusion._launchers import use_launchers as use_launchers
     from kernel_fusion._streams import Context as Context
     from kernel_fusion._streams import Stream as Stream
+    from kernel_fusion._warmup import warmup as warmup
 
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "Context", "EXTENSION_LOADED", "Stream", "benchmarks", "config", "fuse", "fuse_row", "get_include", "get_threads",
-           "info", "kernels", "nn", "ops", "set_threads"]
+__all__ = ["CUDA_AVAILABLE", "Context", "EXTENSION_LOADED", "Stream", "benchmarks", "build_launchers", "config", "fuse", "fuse_row",
+           "get_include", "get_threads", "info", "kernels", "nn", "ops", "set_threads", "use_launchers", "warmup"]
 __version__ = version()
 
 
@@ -40,7 +44,8 @@ def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
     if name in ("benchmarks", "config", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
-    lazy = {"fuse": "_fuse", "fuse_row": "_fuse", "Context": "_streams", "Stream": "_streams"}
+    lazy = {"fuse": "_fuse", "fuse_row": "_fuse", "Context": "_streams", "Stream": "_streams", "warmup": "_warmup",
+            "build_launchers": "_launchers", "use_launchers": "_launchers"}
     if name in lazy:
         found = getattr(importlib.import_module(f"kernel_fusion.{lazy[name]}"), name)
         globals()[name] = found

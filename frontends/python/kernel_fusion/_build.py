@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kfgen import frontend, manifest, packed, packed_cuda
@@ -97,13 +97,14 @@ def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = ()
     _compile(path, chosen, (cc, *words), texts, (NATIVE / "pool.c",), (*LINK, *link, *flags, "-lm", "-lpthread"))
 
 
-def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None = None) -> None:
-    """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it."""
+def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None = None, names: Collection[str] | None = None) -> None:
+    """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it. names: of these functions alone."""
     found = cuda_compiler()
     if not found:
         raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
                            "KF_WHEEL_CUDA=0 for a package without them")
-    texts = packed_cuda.sources([f for f in packed_cuda.functions(manifest.build(chosen)) if dtypes in (None, tuple(f[1]["dtypes"]))])
+    texts = packed_cuda.sources([(name, f) for name, f in packed_cuda.functions(manifest.build(chosen))
+                                 if dtypes in (None, tuple(f["dtypes"])) and (names is None or name in names)])
     own = NATIVE / "loader.cpp", NATIVE / "memory.cpp"
     _compile(path, chosen, (found[0], *COMPILE_CUDA, *_more(), "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
 

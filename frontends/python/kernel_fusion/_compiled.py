@@ -109,7 +109,7 @@ class Own:
         if path.exists():
             with contextlib.suppress(OSError):  # not what was written there
                 return self.open(path)
-        if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
+        if _files.offline():
             raise RuntimeError(f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE is set: call it once without, "
                                "with the same KF_CACHE_DIR")
         other = self.otherwise(dtypes)

@@ -15,6 +15,11 @@ def cache() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kernel_fusion"
 
 
+def offline() -> bool:
+    """Whether nothing may be compiled: KF_OFFLINE."""
+    return os.environ.get("KF_OFFLINE", "0") not in ("", "0")
+
+
 def write(path: pathlib.Path, data: bytes) -> None:
     """Into a file beside it, which then gets its name: whoever finds it finds all of it."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ def _selection() -> Any:
     return Selection(spec.load())
 
 
-@functools.cache
+@functools.lru_cache(16)
 def text(function: str) -> str:
     """All that a function's kernels are compiled from."""
     from kfgen import source
@@ -46,39 +45,39 @@ def text(function: str) -> str:
     return str(source.source(_selection(), function))
 
 
+@functools.cache
+def kernels(function: str) -> tuple[str, ...]:
+    """What its launches choose from: of a dropout those that read seed and offset where they lie, as kfgen's packed_cuda.functions has it."""
+    from kfgen import source
+
+    named, _ = source.find(_selection(), function)
+    launcher = next((other for other in named.kernel.launchers if other.act is named.act and other.state), named)
+    return tuple(source.kernel_names(launcher))
+
+
+def architecture_word(number: int) -> str:
+    """An architecture as NVRTC takes it: from 9.0 on with the instructions of that generation alone."""
+    return f"sm_{number}{'a' if number >= 90 else ''}"
+
+
 class Thread(threading.local):
     error: Exception | None = None  # why there was no kernel for its last launch
 
 
-class Gpu:
-    """The library of launchers; as _library.Library, of addresses on a GPU."""
+class Launchers:
+    """A library of launchers as it lies, without a driver: which functions it has."""
 
-    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text):
+    def __init__(self, path: pathlib.Path = PATH):
         if not _compressed.exists(path):
             raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
                               "KF_WHEEL_CUDA=0; install it again where they are")
-        self.text, self.path, self.now, self.lock = text, _compressed.find(path), Thread(), threading.Lock()
+        self.path = _compressed.find(path)
         self.dll = ctypes.CDLL(str(self.path))
-        self.dll.kfp_run_on.argtypes = ARGUMENTS
-        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
-        for name, kinds in MEMORY.items():
-            getattr(self.dll, name).argtypes = kinds
-        self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
-        self.dll.kfp_give_reason.argtypes = [ctypes.c_char_p]
-        for name in ("kfp_error", "kfp_detail"):
-            getattr(self.dll, name).restype = ctypes.c_char_p
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
         if abi != _table.abi():
             raise ImportError(f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again")
-        code = self.dll.kfp_open(driver.encode() if driver else None)
-        if code:
-            raise ImportError("no CUDA driver answers (libcuda.so.1)" if code < 0 else f"CUDA's driver does not start: error {code}")
-        self.cubins: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # they live as long as the maker's answers are read
-        self.maker = MAKER(self._make)
-        self.dll.kfp_set_maker(self.maker)
         self.find = functools.cache(self._find)
-        self.architecture = functools.cache(self._architecture)
 
     def _find(self, function: str) -> int:
         found: int = self.dll.kfp_find(function.encode())
@@ -86,14 +85,36 @@ class Gpu:
 
     def lacks(self, function: str) -> NotImplementedError:
         return NotImplementedError(f"{function} is not in {self.path.name}: it was built for fewer ops or activations (KF_WHEEL_OPS, "
-                                   "KF_WHEEL_ACTIVATIONS)")
+                                   "KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
+
+
+class Gpu(Launchers):
+    """The library, with a driver; as _library.Library, of addresses on a GPU. built: a folder of kernels that were compiled ahead of time."""
+
+    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text, built: pathlib.Path | None = None):
+        super().__init__(path)
+        self.text, self.built, self.now, self.lock = text, built, Thread(), threading.Lock()
+        self.dll.kfp_run_on.argtypes = ARGUMENTS
+        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
+        for name, kinds in MEMORY.items():
+            getattr(self.dll, name).argtypes = kinds
+        self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
+        self.dll.kfp_give_reason.argtypes = [ctypes.c_char_p]
+        for name in ("kfp_error", "kfp_detail"):
+            getattr(self.dll, name).restype = ctypes.c_char_p
+        status = self.dll.kfp_open(driver.encode() if driver else None)
+        if status:
+            raise ImportError("no CUDA driver answers (libcuda.so.1)" if status < 0 else f"CUDA's driver does not start: error {status}")
+        self.cubins: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # they live as long as the maker's answers are read
+        self.maker = MAKER(self._make)
+        self.dll.kfp_set_maker(self.maker)
+        self.architecture = functools.cache(self._architecture)
 
     def _architecture(self, device: int) -> str:
-        """As NVRTC takes it: of 9.0 and what comes after it with the instructions of that generation alone."""
         number: int = self.dll.kfp_architecture(device)
         if number < 0:
             raise RuntimeError(f"CUDA's driver does not say what device {device} is: error {-number}")
-        return f"sm_{number}{'a' if number >= 90 else ''}"
+        return architecture_word(number)
 
     def call(self, function: str, tensors: Sequence[int | None], sizes: Sequence[int], strides: Sequence[int] | None, scalars: Sequence[float],
              rng: int | None, space: Space | None, device: int, stream: int) -> None:
@@ -169,28 +190,44 @@ class Gpu:
         with self.lock:
             key = kernel, architecture
             if key not in self.cubins:
-                path = self.file(function, kernel, architecture)
-                self.cubins[key] = _read(path) or self._compile(function, kernel, architecture, path, stream)
+                found = read(built_file(self.built, function, kernel, architecture)) if self.built else None
+                self.cubins[key] = found or self._kept(function, kernel, architecture, stream)
             return self.cubins[key]
 
-    @staticmethod
-    def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
-        told = repr((function, kernel, architecture, _nvrtc.which(), _table.generator()))
-        return _files.cache() / f"{kernel.partition('<')[0]}-{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:24]}.cubin"
+    def _kept(self, function: str, kernel: str, architecture: str, stream: int | None) -> tuple[bytes, bytes]:
+        path = file(function, kernel, architecture)
+        return read(path) or self._compile(function, kernel, architecture, path, stream)
 
     def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
-        if os.environ.get("KF_OFFLINE", "0") not in ("", "0"):
-            raise RuntimeError(f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: call it once "
-                               "without, with the same KF_CACHE_DIR")
+        if _files.offline():
+            how = "call it, or kf.warmup, once" if self.text is text else "call it once"
+            raise RuntimeError(f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: {how} without, "
+                               "with the same KF_CACHE_DIR")
         if self.dll.kfp_capturing(stream):
             raise RuntimeError(f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
                                "with these sizes before")
         found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
-        _write(path, found)
+        with contextlib.suppress(OSError):  # where nothing can be kept, nothing is
+            write(path, found)
         return found
 
 
-def _read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
+def _named(folder: pathlib.Path, kernel: str, architecture: str, told: Sequence[str]) -> pathlib.Path:
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:24]
+    return folder / f"{kernel.partition('<')[0]}-{architecture}-{digest}.cubin"
+
+
+def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
+    """Where a kernel that this NVRTC compiles is kept."""
+    return _named(_files.cache(), kernel, architecture, (function, kernel, architecture, _nvrtc.which(), _table.generator()))
+
+
+def built_file(folder: pathlib.Path, function: str, kernel: str, architecture: str) -> pathlib.Path:
+    """Where it is in a folder of kf.build_launchers, whichever NVRTC compiled it."""
+    return _named(folder, kernel, architecture, (function, kernel, architecture, _table.generator()))
+
+
+def read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
     """The name in the first row, then the cubin."""
     try:
         name, _, image = path.read_bytes().partition(b"\n")
@@ -199,10 +236,8 @@ def _read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
     return (image, name) if image.startswith(b"\x7fELF") else None
 
 
-def _write(path: pathlib.Path, found: tuple[bytes, bytes]) -> None:
-    """Where nothing can be kept, nothing is."""
-    with contextlib.suppress(OSError):
-        _files.write(path, found[1] + b"\n" + found[0])
+def write(path: pathlib.Path, found: tuple[bytes, bytes]) -> None:
+    _files.write(path, found[1] + b"\n" + found[0])
 
 
 _lock = threading.Lock()
@@ -216,6 +251,14 @@ def library() -> Gpu:
             if not _opened:
                 _opened.append(Gpu())
     return _opened[0]
+
+
+def use(path: pathlib.Path, built: pathlib.Path) -> None:
+    """Opens other launchers in place of the package's, whose functions nobody may have asked for yet."""
+    with _lock:
+        if _opened:
+            raise RuntimeError(f"kf.use_launchers: launchers are in use already, {_opened[0].path}")
+        _opened.append(Gpu(path, built=built))
 
 
 def opened() -> bool:

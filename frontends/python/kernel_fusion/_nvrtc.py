@@ -62,6 +62,16 @@ def version() -> str:
     return f"{major.value}.{minor.value}"
 
 
+@functools.cache
+def architectures() -> tuple[int, ...]:
+    """Those that it compiles for, as 10 * major + minor."""
+    count = ctypes.c_int()
+    _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+    found = (ctypes.c_int * count.value)()
+    _check(library().nvrtcGetSupportedArchs(found), "nvrtcGetSupportedArchs")
+    return tuple(found)
+
+
 def _check(code: int, what: str) -> None:
     if code:
         lib = library()
