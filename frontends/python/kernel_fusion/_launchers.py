@@ -22,10 +22,11 @@ def build_launchers(path: str | os.PathLike[str], ops: str | Iterable[str] | Non
 
         kf.build_launchers("launchers", ["layer_norm_mish"], dtypes=["bfloat16"], arch=["sm_80", "sm_90"])
 
-    A program that says kf.use_launchers("launchers") before its first call on a GPU then needs the driver alone. It is the same host code and the same
-    kernels as the package's own, and the same results. All arguments are kf.warmup's, but ops and activations may be any that kf has.
-    Kernels that are in the folder are not compiled again. Returns and raises what kf.warmup does, and RuntimeError where there is no C++ compiler or no
-    header of CUDA's; there need not be launchers in the package.
+    A program that says kf.use_launchers("launchers") before its first call on a GPU then needs the driver alone. It is the same host code and the
+    same kernels as the package's own, and the same results. All arguments are kf.warmup's, but ops and activations may be any that kf has, and there
+    need not be launchers in the package. Kernels that are in the folder are not compiled again.
+
+    Returns and raises what kf.warmup does, and RuntimeError where there is no C++ compiler or no header of CUDA's.
     """
     from kfgen import manifest, packed_cuda, spec
     from kfgen.render import Selection

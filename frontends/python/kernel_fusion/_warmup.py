@@ -41,11 +41,11 @@ class Chosen:
 
     def pairs(self) -> list[Pair]:
         """Ops with activations, each once; without a name all of them. An op that has results and gradients in one call comes with its forward."""
+        asked = None if self.activations is None else [self._activation(a) for a in _several(self.activations)]
         if self.ops is None:
-            asked = None if self.activations is None else [self._activation(a) for a in _several(self.activations)]
             found = [(op, a) for op in _table.ops().values() for a in op.activations if asked is None or a in asked]
         else:
-            found = [pair for name in _several(self.ops) for pair in self._named(name)]
+            found = [pair for name in _several(self.ops) for pair in self._named(name, asked)]
         if not found:
             raise ValueError(f"kf.{self.what}: ops={self.ops!r} and activations={self.activations!r} choose no function")
         with_grad = [(_table.ops()[op.with_grad], a) for op, a in found if op.with_grad]
@@ -56,14 +56,14 @@ class Chosen:
             raise ValueError(f"kf.{self.what}: activations has {name!r}, expected some of {', '.join(_table.activations())}")
         return str(name)
 
-    def _named(self, name: Any) -> list[Pair]:
+    def _named(self, name: Any, activations: list[str] | None) -> list[Pair]:
         """A name of kf.ops, in any spelling, or, with activations, an op."""
         if not isinstance(name, str):
             raise TypeError(f"kf.{self.what}: ops has a {type(name).__name__}, expected names of kf.ops")
         alias = _table.aliases().get(name)
         op, own = (alias["op"], alias["activation"]) if alias else (name, None)
         try:
-            return [_table.find(op, a) for a in ([own] if self.activations is None else map(self._activation, _several(self.activations)))]
+            return [_table.find(op, a) for a in ([own] if activations is None else activations)]
         except ValueError as e:
             raise ValueError(f"kf.{self.what}: {str(e).removeprefix('kf').lstrip(':. ')}") from None
 
@@ -161,9 +161,9 @@ def warmup(ops: str | Iterable[str] | None = None, activations: str | Iterable[s
 
     Returns how many kernels were compiled, how many were there, and the seconds. It may be interrupted, and run beside itself. Not kf.fuse's ops.
 
-    TypeError, ValueError: there is no such op, activation, dtype or architecture. NotImplementedError: the package was installed without the function.
-    ImportError: or without launchers; of arch=None: no driver answers. RuntimeError: there is no NVRTC, KF_OFFLINE is set and a kernel is missing, or
-    one does not compile. OSError: a kernel cannot be kept.
+    TypeError, ValueError: there is no such op, activation, dtype or architecture. NotImplementedError: the package was installed without the
+    function. ImportError: or without launchers; of arch=None: no driver answers. RuntimeError: there is no NVRTC, KF_OFFLINE is set and a kernel is
+    missing, or one does not compile. OSError: a kernel cannot be kept.
     """
     number = threads("warmup", jobs)
     library = _gpu.library() if arch is None or _gpu.opened() else _gpu.Launchers()
