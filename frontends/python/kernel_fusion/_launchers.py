@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kernel_fusion import _files, _gpu, _table
@@ -24,31 +24,47 @@ def build_launchers(path: str | os.PathLike[str], ops: str | Iterable[str] | Non
 
     A program that says kf.use_launchers("launchers") before its first call on a GPU then needs the driver alone. It is the same host code and the
     same kernels as the package's own, and the same results. All arguments are kf.warmup's, but ops and activations may be any that kf has, and there
-    need not be launchers in the package. Kernels that are in the folder are not compiled again.
+    need not be launchers in the package. What is in the folder is not compiled again; its launchers are those of the last call.
 
     Returns and raises what kf.warmup does, and RuntimeError where there is no C++ compiler or no header of CUDA's.
     """
     from kfgen import manifest, packed_cuda, spec
     from kfgen.render import Selection
 
-    from kernel_fusion import _build
-
     chosen, folder = Chosen("build_launchers", ops, activations, dtypes), pathlib.Path(path)
     pairs, codes, number = chosen.pairs(), architectures("build_launchers", arch), threads("build_launchers", jobs)
     selection = Selection(spec.load(), list(dict.fromkeys(op.pattern for op, _ in pairs)), list(dict.fromkeys(a for _, a in pairs)))
     named = {name for name, _ in packed_cuda.functions(manifest.build(selection))}
     functions = chosen.functions(named.__contains__, lambda f: NotImplementedError(f"kf.build_launchers: {f} is not among CUDA's launchers"))
+    about = {"generator": _table.generator(), "functions": functions}
+    if _about(folder) != about:
+        (folder / SAID).unlink(missing_ok=True)
+        _library(folder, selection, functions)
+    place = functools.partial(_gpu.built_file, folder)
+    done = total([compile_kernels("build_launchers", functions, code, place, number) for code in codes])
+    _files.write(folder / SAID, (json.dumps(about, indent=1) + "\n").encode())
+    return done
+
+
+def _library(folder: pathlib.Path, selection: Any, functions: Collection[str]) -> None:
+    """In a file beside it, which then gets its name: a process that has the one before keeps that."""
+    from kernel_fusion import _build
+
     new = folder / f".{LIBRARY}.{os.getpid()}"
     try:
         _build.cuda_library(new, selection, names=frozenset(functions))
         os.replace(new, folder / LIBRARY)
     finally:
         new.unlink(missing_ok=True)
-    place = functools.partial(_gpu.built_file, folder)
-    done = total([compile_kernels("build_launchers", functions, code, place, number) for code in codes])
-    about = {"generator": _table.generator(), "functions": functions, "architectures": codes}
-    _files.write(folder / SAID, (json.dumps(about, indent=1) + "\n").encode())
-    return done
+
+
+def _about(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What a folder says that it has; None: it is none, or not whole."""
+    try:
+        found: dict[str, Any] = json.loads((folder / SAID).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if (folder / LIBRARY).exists() else None
 
 
 def use_launchers(path: str | os.PathLike[str]) -> None:
@@ -58,10 +74,9 @@ def use_launchers(path: str | os.PathLike[str]) -> None:
     ImportError: there is no such folder, it is of another version of kf, or no driver answers. RuntimeError: launchers are in use already.
     """
     folder = pathlib.Path(path).resolve()
-    try:
-        about = json.loads((folder / SAID).read_bytes())
-    except (OSError, ValueError):
-        raise ImportError(f"kf.use_launchers: {folder} has no {SAID}, which kf.build_launchers writes") from None
+    about = _about(folder)
+    if about is None:
+        raise ImportError(f"kf.use_launchers: {folder} has not {SAID} and {LIBRARY}, which kf.build_launchers writes")
     if about["generator"] != _table.generator():
         raise ImportError(f"kf.use_launchers: {folder} is of another version of kf; build it again by kf.build_launchers")
     _gpu.use(folder / LIBRARY, folder)
