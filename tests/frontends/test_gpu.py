@@ -323,7 +323,10 @@ def test_what_cannot_be_compiled_ahead(kf, name, tmp_path, monkeypatch):
         with pytest.raises(kind, match=rf"^kf\.{name}: {text}"):
             getattr(kf, name)(*where, **{"arch": "sm_90", **given})
     monkeypatch.setenv("KF_OFFLINE", "1")
-    if name == "warmup":
+    if name == "build_launchers":
+        with pytest.raises(RuntimeError, match=r"kf\.build_launchers: KF_OFFLINE is set, and .*/built/libkf_cuda.so is not there"):
+            kf.build_launchers(*where, "relu", dtypes="float32", arch="sm_90")
+    else:
         with pytest.raises(RuntimeError, match=r"kf\.warmup: KF_OFFLINE is set, and (\d+) of \1 kernels for sm_80 are not in .*'s kfk_act_f32<"):
             kf.warmup("relu", dtypes="float32", arch="sm_80")
         if not kfpython.has("mish"):

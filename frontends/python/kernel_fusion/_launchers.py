@@ -38,7 +38,6 @@ def build_launchers(path: str | os.PathLike[str], ops: str | Iterable[str] | Non
     functions = chosen.functions(named.__contains__, lambda f: NotImplementedError(f"kf.build_launchers: {f} is not among CUDA's launchers"))
     about = {"generator": _table.generator(), "functions": functions}
     if _about(folder) != about:
-        (folder / SAID).unlink(missing_ok=True)
         _library(folder, selection, functions)
     place = functools.partial(_gpu.built_file, folder)
     done = total([compile_kernels("build_launchers", functions, code, place, number) for code in codes])
@@ -50,6 +49,9 @@ def _library(folder: pathlib.Path, selection: Any, functions: Collection[str]) -
     """In a file beside it, which then gets its name: a process that has the one before keeps that."""
     from kernel_fusion import _build
 
+    if _files.offline():
+        raise RuntimeError(f"kf.build_launchers: KF_OFFLINE is set, and {folder / LIBRARY} is not there, or of other functions")
+    (folder / SAID).unlink(missing_ok=True)
     new = folder / f".{LIBRARY}.{os.getpid()}"
     try:
         _build.cuda_library(new, selection, names=frozenset(functions))
