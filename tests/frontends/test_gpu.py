@@ -236,16 +236,20 @@ def test_what_does_not_compile_is_said():
 AHEAD = """
 import json, sys
 import kernel_fusion as kf
+if len(sys.argv) > 2:
+    from kernel_fusion import _gpu
+    _gpu._opened.append(_gpu.Gpu(driver=sys.argv[2]))
 for name, given in json.loads(sys.argv[1]):
     print(json.dumps(getattr(kf, name)(**given)), flush=True)
 """
 
 
-def start(cache, *found, **environment):
-    """A new process that calls functions of the package by name."""
+def start(cache, *found, driver=None, **environment):
+    """A new process that calls functions of the package by name. driver: that of a GPU, which has to be found by its path: NVRTC itself opens what is
+    called libcuda.so.1, and asks more of it."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    return subprocess.Popen([sys.executable, "-c", AHEAD, json.dumps(found)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
+    return subprocess.Popen([sys.executable, "-c", AHEAD, json.dumps(found), *([str(driver)] if driver else [])], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
 
 
 def said_by(process):
@@ -262,6 +266,11 @@ def kernels_of(*functions):
     return {(f, k) for f in functions for stage in named[f]["stages"] for k in stage}
 
 
+def call_of(function, sizes):
+    [f] = [f for f in kflib.manifest()["functions"] if f["name"] == function]
+    return function, ready(f)[1], sizes
+
+
 @pytest.fixture
 def visible(driver, tmp_path):
     """The environment of a process that finds the driver by its name."""
@@ -270,11 +279,11 @@ def visible(driver, tmp_path):
     return {"LD_LIBRARY_PATH": str(tmp_path / "system")}
 
 
-def test_warmup(driver, visible, tmp_path):
+def test_warmup(driver, tmp_path):
     """Two processes at once, of a GPU that is not there and of the one that is; then calls compile nothing, with any kernel that they choose."""
     cache, given = tmp_path / "cache", {"ops": "bias_gelu", "dtypes": "float32"}
     wanted = len(kernels_of("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32"))
-    both = [start(cache, ("warmup", {**given, "arch": "sm_90"})), start(cache, ("warmup", given), **visible)]
+    both = [start(cache, ("warmup", {**given, "arch": "sm_90"})), start(cache, ("warmup", given), driver=driver)]
     counts = [said_by(p)[0][:2] for p in both]
     assert wanted > 4 and [sum(c) for c in counts] == [wanted, wanted] and sum(compiled for compiled, _ in counts) >= wanted
     kept = sorted(cache.iterdir())
@@ -283,9 +292,8 @@ def test_warmup(driver, visible, tmp_path):
     twice = {"ops": ["bias_gelu", "bias_gelu"], "dtypes": "float32", "arch": ["sm_90a"]}
     again, last = said_by(start(cache, ("warmup", {**given, "arch": "sm_90"}), ("warmup", twice)))
     assert again[:2] == [1, wanted - 1] and last[:2] == [0, wanted]
-    sizes = [[64, 128], [3, 7], [4096, 4096]]
-    found = [("kf_bias_gelu_f32", [0, 1, 2], s) for s in sizes] + [("kf_bias_gelu_bwd_f32", [0, 1, 2, 3, 4], s) for s in sizes]
-    said, launched = calls(driver, cache, *found, ("kf_bias_relu_f32", [0, 1, 2], sizes[0]), KF_OFFLINE="1")
+    found = [call_of(f, s) for f in ("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32") for s in ([64, 128], [3, 7], [2, 4096])]
+    said, launched = calls(driver, cache, *found, call_of("kf_bias_relu_f32", [64, 128]), KF_OFFLINE="1")
     assert said[:6] == ["ok"] * 6 and len({k.split()[0] for k in launched}) > 4
     assert re.match(r"RuntimeError: kf_bias_relu_f32: .*call it, or kf.warmup, once without", said[6])
 
@@ -356,7 +364,7 @@ def test_launchers_built_ahead(driver, visible, tmp_path):
     wanted = len(kernels_of(*functions))
     assert first[:2] == [wanted, 0] and again[:2] == [0, wanted] and not cache.exists()
     assert len(list(folder.iterdir())) == wanted + 2 and json.loads((folder / "launchers.json").read_text())["functions"] == functions
-    found = [("kf_gelu_f32", [0, 1], [4096]), ("kf_mish_f32", [0, 1], [7]), ("kf_mish_bwd_f32", [0, 1, 2], [4096]), ("kf_relu_f32", [0, 1], [8])]
+    found = [call_of(f, [n]) for f, n in (("kf_gelu_f32", 4096), ("kf_mish_f32", 7), ("kf_mish_bwd_f32", 4096), ("kf_relu_f32", 8))]
     said, launched = calls(driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible)
     assert said[:3] == ["ok"] * 3 and len(launched) == 3 and said[3].startswith("NotImplementedError: kf_relu_f32 is not in libkf_cuda.so")
     assert calls(driver, cache, found[0]) == (["ok"], launched[:1])
