@@ -53,7 +53,7 @@ def usable(name):
 def _names(text):
     """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
     try:
-        nodes = list(ast.walk(ast.parse(text.strip())))
+        nodes = list(ast.walk(ast.parse(" ".join(text.split()))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(), set()
     called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
