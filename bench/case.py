@@ -83,7 +83,8 @@ class Case:
     def bytes(self):
         """Every tensor that the call touches, once: of one that is read at places of its own, as much as the manifest says."""
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
-            return eval(self.f["cost"]["bytes"], {}, dict(zip(self.f["sizes"], self.sizes)))  # noqa: S307 (kfgen's own expression)
+            whole = eval(self.f["cost"]["bytes"], {}, dict(zip(self.f["sizes"], self.sizes)))  # noqa: S307 (kfgen's own expression)
+            return whole - sum(self.size(a) for a in self.f["arguments"] if a["name"] in self.skip)
         return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"] and a["null"] != "result"] + self.outputs)
 
 
@@ -151,6 +152,8 @@ def _sizes(f, size, entry):
 def _made(f, sizes, at, entry, data, peers, manifest):
     functions = manifest["functions"]
     skip = tuple(data["unasked"].get(f["op"], ()))
+    if not f["bwd"] and not entry.get("python"):  # what a forward leaves for a gradient, as large as its result: peers write no such thing either
+        skip += tuple(a["name"] for a in f["arguments"] if a.get("use") == "saved" and a["kind"] == "elem" and a["null"])
     if entry["as_called"] and f["bwd"]:
         identity = data["identity_gradients"].get(f["op"], {})
         skip += tuple(identity.get(f["activation"], identity.get("any", ())))

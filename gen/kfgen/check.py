@@ -314,10 +314,11 @@ def _row_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
     rng = np.random.default_rng(11)
     scalars = op.scalars | act.scalars | query_names(ROWS, ROWS // 2, np)
-    inputs = {o.name: rng.standard_normal(SHAPES[o.kind]) for o in op.operands}
+    kinds = {o.name: families.of(op).in_rows.get(o.kind, o.kind) for o in op.operands}
+    inputs = {o.name: rng.standard_normal(SHAPES[kinds[o.name]]) for o in op.operands}
     inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
-    inputs |= {o.name: rng.integers(0, COLS, SHAPES[o.kind]).astype(np.float64) for o in op.operands if o.dtype == "I"}
-    inputs |= {o.name: (rng.random(SHAPES[o.kind]) < 0.7).astype(np.float64) for o in op.operands if o.dtype == "u8"}
+    inputs |= {o.name: rng.integers(0, COLS, SHAPES[kinds[o.name]]).astype(np.float64) for o in op.operands if o.dtype == "I"}
+    inputs |= {o.name: (rng.random(SHAPES[kinds[o.name]]) < 0.7).astype(np.float64) for o in op.operands if o.dtype == "u8"}
 
     mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}
 
@@ -348,7 +349,7 @@ def _row_op(op, act, failures):
         if not o.grad:
             continue
         want = exact[o.name]
-        value = np.broadcast_to(got[f"d{o.name}"], SHAPES["elem" if o.kind == "row" else o.kind])
+        value = np.broadcast_to(got[f"d{o.name}"], SHAPES["elem" if o.kind == "row" else kinds[o.name]])
         value = value.sum(0) if o.kind == "row" else value
         points = {o.name: inputs[o.name]}
         _compare(failures, place, f"gradient for {o.name} against the derivative of ref", points, value, want, 1e-9 * np.abs(want) + 1e-11)

@@ -2,6 +2,7 @@
 """What a spec file says, as objects: entries, their fields read one by one, and the names that may be given."""
 
 import ast
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -52,10 +53,10 @@ def usable(name):
 @functools.lru_cache(4096)
 def _names(text):
     """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
-    try:
-        nodes = list(ast.walk(ast.parse(text.strip())))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set(), set()
+    nodes = []
+    for whole in (text.strip(), " ".join(text.split())):  # statements, a line each; or one expression over several lines
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            nodes = nodes or list(ast.walk(ast.parse(whole)))
     called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     own = {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
     return frozenset(own), frozenset(node.id for node in called)

@@ -86,7 +86,7 @@ def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
     """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]. stored: of outputs that others read, what
     these are to read. keep: where dropout keeps an element."""
     leaves = {n: Tape(v) for n, v in inputs.items()}
-    along = [o.name for o in op.operands if o.kind not in ("per_row", "channel")]  # what is one per row has a last axis of 1
+    along = [o.name for o in op.operands if o.kind not in ("per_row", "channel", "number")]  # what is one per row has a last axis of 1
     scalars = scalars | row_names(max(np.shape(inputs[n])[-1] for n in along), np)
 
     def apply_act(z):

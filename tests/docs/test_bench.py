@@ -75,6 +75,8 @@ def test_bytes_are_those_of_every_tensor_once(sets):
     norm = one(sets, "kf_layer_norm_bwd_bf16", 32768, 4096)
     assert norm.bytes == 2 * (3 * 2 * n + 3 * 4096) + 4 * 2 * 32768  # x, dout, dx; weight, dweight, dbias; mean, rstd
     assert norm.saved == ["mean", "rstd"] and norm.wanted == ["x", "weight", "bias"]
+    layer = one(sets, "kf_linear_gelu_bf16", 1, 4096, 4096, 4096)
+    assert layer.skip == ("pre",) and layer.bytes == 2 * (3 * 4096 * 4096 + 4096)  # x, weight, out; bias
     both = one(sets, "kf_add_rms_norm_bwd_bf16", 32768, 4096)
     assert "dresidual" not in [a["name"] for a in both.outputs] and both.results == ["out", "residual_out"]
     assert one(sets, "kf_sum_f32", 1, n, 1).bytes == 4 * n + 4

@@ -41,6 +41,11 @@ def mutants(text):
 SILENT = ("20.0199", "30.0299", "-30.03", "e+30", "- x * 0")
 
 
+def test_a_text_of_several_lines():
+    """As it is evaluated: in one."""
+    assert entries.names_read("(x - mean(x))\n    * weight") == {"x", "weight"}
+
+
 def test_own_spec_passes(capsys):
     assert main(["check"]) == 0
     said = capsys.readouterr()

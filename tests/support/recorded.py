@@ -11,7 +11,7 @@ import kflib
 import toolkit
 
 HEADER = kflib.ROOT / "tests/support/recorded_launches.h"
-PARAMETERS, BYTES, LAUNCHES = 24, 640, 16
+PARAMETERS, BYTES, LAUNCHES = 24, 640, 24
 
 
 class Launch(ctypes.Structure):

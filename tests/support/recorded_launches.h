@@ -21,7 +21,7 @@ struct kft_launch {
 };
 struct kft_record {
     int count;
-    kft_launch of[16];
+    kft_launch of[24];
     unsigned raised;
     /* The driver's answers. */
     int architecture, image; /* the device's; its kernels' */
@@ -36,7 +36,7 @@ __attribute__((weak)) kft_record kft_log;
 static inline kft_launch *kft_begin(void)
 {
     static kft_launch beyond;
-    kft_launch *const found = kft_log.count < 16 ? kft_log.of + kft_log.count : &beyond;
+    kft_launch *const found = kft_log.count < 24 ? kft_log.of + kft_log.count : &beyond;
     ++kft_log.count;
     found->raised = kft_log.raised;
     kft_log.raised = 0;

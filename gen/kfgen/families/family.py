@@ -30,6 +30,7 @@ class Family:
     parts = {"half": 2}  # {kind that has several values for an element, which the operand's `parts` name: how many}
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
+    in_rows = {}  # kinds of its own, as kinds that an op over rows has: what `kfgen check` draws for them
     oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows or products as a whole
     names = ()  # public names that only its functions have: refused to operands
     integers = False  # whether scalars may be whole numbers of 64 bits

@@ -7,7 +7,22 @@ from kfgen.emit import emit
 from kfgen.schedule import C
 
 
-class LookupC(C):
+class ByNumberC(C):
+    """What the loops of a call are given where some of its scalars are whole numbers."""
+
+    @property
+    def run_parameters(self):
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
+        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
+
+    def run_arguments(self, launcher):
+        found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
+        found += ["kfi_integers", "kfi_scalars" if launcher.scalar_values else "NULL"]
+        return ", ".join(found + [a.name for a in self.workspace_arguments])
+
+
+class LookupC(ByNumberC):
     @functools.cached_property
     def code(self):
         """(lines, the text of the result)."""
@@ -22,17 +37,6 @@ class LookupC(C):
     @property
     def workspace_bytes(self):
         return "kfi_cpu_lookup_workspace(rows, cols, vocab)"
-
-    @property
-    def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
-        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
-        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
-
-    def run_arguments(self, launcher):
-        found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        found += ["kfi_integers", "kfi_scalars" if launcher.scalar_values else "NULL"]
-        return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""

@@ -142,6 +142,7 @@ class NormedLookup(OverRows):
     axes = {"gathered": (None, {"rows": "before", "cols": -4, "vocab": -3, "positions": -2, "types": -1})}
     kinds = (*TABLES, "number", "row")
     indices = ("number",)
+    in_rows = {"number": "per_row"} | dict.fromkeys(TABLES, "elem")
     codes = {"number": 4} | dict.fromkeys(TABLES, 2)
     integers, fields, names, dropout = True, ("saved",), ("beta", "types"), False
 

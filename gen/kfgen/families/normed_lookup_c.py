@@ -4,12 +4,12 @@
 import functools
 
 from kfgen.emit import emit
+from kfgen.families.lookup_c import ByNumberC
 from kfgen.passes import program
-from kfgen.schedule import C
 from kfgen.words import COUNT, PER_COUNT
 
 
-class NormedLookupC(C):
+class NormedLookupC(ByNumberC):
     @functools.cached_property
     def gather(self):
         """(lines, a text for each value that is gathered)."""
@@ -26,17 +26,6 @@ class NormedLookupC(C):
     def workspace_bytes(self):
         k = self.k
         return f"kfi_cpu_gathering_workspace({', '.join(k.sizes)}, {len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size})"
-
-    @property
-    def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
-        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
-        return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
-
-    def run_arguments(self, launcher):
-        found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        found += ["kfi_integers", "kfi_scalars" if launcher.scalar_values else "NULL"]
-        return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
         """What is computed, in order, for a reader."""
