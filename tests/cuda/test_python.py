@@ -107,6 +107,25 @@ def test_another_process_compiles_nothing(kf):
     assert kfpython.python(script) == kfpython.python(script, KF_OFFLINE="1") == "30.0"
 
 
+AHEAD = """
+import torch, kernel_fusion as kf
+x = torch.linspace(-3, 3, 24 * 40, device="cuda").reshape(24, 40).requires_grad_()
+y = kf.ops.bias_gelu(x, x[0].detach())
+y.backward(y.detach())
+print([t.detach().cpu().numpy().tobytes().hex() for t in (y, x.grad)])
+"""
+
+
+def test_ahead_of_time(kf, tmp_path):
+    """What kf.warmup and kf.build_launchers compile for this device is all that a process needs which may compile nothing; with the same bits."""
+    built, asked = tmp_path / "built", "'bias_gelu', dtypes='float32'"
+    kfpython.python(f"import torch, kernel_fusion as kf; kf.warmup({asked}); kf.build_launchers({str(built)!r}, {asked})", KF_CACHE_DIR=str(tmp_path))
+    from_cache = kfpython.python(AHEAD, KF_CACHE_DIR=str(tmp_path), KF_OFFLINE="1")
+    use = f"import kernel_fusion as kf\nkf.use_launchers({str(built)!r})\n"
+    from_folder = kfpython.python(use + AHEAD, KF_CACHE_DIR=str(tmp_path / "empty"), KF_OFFLINE="1")
+    assert from_cache == from_folder == kfpython.python(AHEAD)
+
+
 @pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS])
 def test_fuse(kf, text, operands, scalars):
     """Ops that the program makes, as the CPU computes them; their launchers are compiled here."""
