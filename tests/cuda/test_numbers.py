@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the CUDA backend against the float64 oracle, on the axes of cases.py, and some in a second build (numeric.CUDA). Needs a GPU."""
+"""The functions of the CUDA backend (at level 2 some activations of each op, at level 3 all) against the float64 oracle, on the axes of cases.py, in
+two builds (numeric.CUDA). Needs a GPU."""
 
 import checks
 import kflib

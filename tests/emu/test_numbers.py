@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py, in orders of blocks and
-threads whose results must be the same to the bit (emulator.RUNS): from level 2 on all of them, on shapes as selection.on_all_emulated_shapes
-says, in three orders, at level 1 the gate's in two, of which one has several vectors a thread,
+threads whose results must be the same to the bit (emulator.RUNS): from level 2 on some activations of each op, on shapes as
+selection.on_all_emulated_shapes says, in three orders, at level 1 the gate's in two, of which one has several vectors a thread,
 or in one of these."""
 
 import cases

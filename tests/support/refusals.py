@@ -28,7 +28,7 @@ PROBABILITY, SEED, OFFSET = 0.25, 1, 2
 
 
 def library(backend):
-    """The gate's launchers of one backend, cpu or cuda, from level 2 on all. Refusals take no time, compiling does."""
+    """The gate's launchers of one backend, cpu or cuda. Refusals take no time, compiling does."""
     if backend == "cpu":
         return kflib.build("cpu", FUNCTIONS, BUILD, ("-O0", *PARTS))
     if not toolkit.include():
