@@ -155,7 +155,7 @@ def backward(call, got, compute, limit):
 
 
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = ["""
+NAMES = {"normed_lookup": ["""
 operands.<w> = "table"
 operands.<p> = "positions"
 operands.<t> = "types"
@@ -167,4 +167,30 @@ scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0, 
 saved = { <l> = "sum(<w> * <e> + <p> - <t>)" }
 expr = "(<w> * <e> + <p> - <t>) * <g> * <s> - <l>"
 ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
-"""]
+"""]}
+
+
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "a warp left out of a gathered row's sums": (
+        "kf/core/normed_lookup.cuh", r"unsigned w = 1; w < warps", "unsigned w = 2; w < warps", ("kf_embedding_add_layer_norm_f32",), ()),
+    "a gathered row's sums read before all have left theirs": (
+        "kf/core/normed_lookup.cuh", r"= v\[i\];\n\s*__syncthreads\(\);", "= v[i];", ("kf_embedding_add_layer_norm_f32",), ()),
+    "what lies behind the last cut of a number": (
+        "kf/core/normed_lookup.cuh", r"cut \+ 1, last \+ 1", "cut + 1, last", ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+    "what a number has before its first cut": (
+        "kf/core/normed_lookup.cuh", r"begin < first \|\| end <= behind", "begin <= first || end <= behind",
+        ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+}
+# The same in C: tests/cpu/test_mutation.py.
+BROKEN = {
+    "embeddings: the gradient of a row outside is whatever is there": (
+        "kf/core/normed_lookup.h", r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
+        "(void)bytes", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+    "embeddings: the padding's number in every table": (
+        "kf/core/normed_lookup.h", r"m->skipped\[i\]", "m->skipped[0]", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True))
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}
