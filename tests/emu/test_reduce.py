@@ -10,6 +10,7 @@ import emulator
 import kflib
 import numpy as np
 import pytest
+import storage
 import toolkit
 import user_ops
 
@@ -39,6 +40,7 @@ def built(request, include, tmp_path_factory):
     own = ("distance_{act}", "moments", *PLACES.OWN_OPS)
     functions = [f for f in functions if f["op"] in own and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "i32"])]
     functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "amax", *PLACES.FUNCTIONS) and f["dtypes"] == ["f32"]]
+    functions += [f for f in kflib.manifest()["functions"] if f["op"] in PLACES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])]
     directories = [*include, folder]
     if request.param == "cpu":
         lib = kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories)
@@ -77,13 +79,16 @@ def test_the_first_of_equals(built, sizes):
         rng = np.random.default_rng(seed)
         for f in [f for f in functions if f["op"] in PLACES.FUNCTIONS]:
             call = checks.Layout(lib, f, sizes)
-            call.put("x", rng.choice(draws, call.data["x"].shape).astype(np.float32))
+            dtype = f["dtypes"][0]
+            call.put("x", storage.from_float(rng.choice(draws, call.data["x"].shape), dtype))
             result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
             assert result == 0, lib.detail
-            got, x = call.outputs(back), call.data["x"]
+            got, x = call.outputs(back), storage.to_float(call.data["x"], dtype)
             want = np.expand_dims(getattr(np, f["op"])(x, 1), 1)
             assert np.array_equal(got["index"][:, None], want), (f["name"], draws)
-            assert np.array_equal(got["out"][:, None].view(np.uint32), np.take_along_axis(x, want, 1).view(np.uint32)), (f["name"], draws)
+            best, value = np.take_along_axis(x, want, 1), storage.to_float(got["out"], dtype)[:, None]
+            assert np.array_equal(value, best, equal_nan=True), (f["name"], draws)
+            assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (f["name"], draws)  # 0 or -0, whichever it was
 
 
 @pytest.mark.parametrize("axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)])

@@ -77,6 +77,65 @@ template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, ty
     }
     return kfi_pair_best(word, tag, v[0][0], v[0][0] >> 16 | v[0][0] << 16);
 }
+// An element's own bits, of one that has been widened.
+KFI_DEVICE unsigned kfi_pair_bits(kfi_tag<KF_BF16>, float v) { return __float_as_uint(v) >> 16; }
+KFI_DEVICE unsigned kfi_pair_bits(kfi_tag<KF_F16>, float v)
+{
+    kf_f16 narrow;
+    unsigned short bits;
+    kfi_cast(&narrow, v);
+    kfi_copy<2>(&bits, &narrow);
+    return bits;
+}
+#define KFI_PLACE_BITS 48 // of a place: no axis has as many elements
+#define KFI_PLACE_ENDS ((1ull << KFI_PLACE_BITS) - 1)
+// A number that is the larger the better an element of 2 bytes is, and of equal ones the earlier: 0 is that of nothing.
+KFI_DEVICE unsigned long long kfi_place_key(int word, unsigned bits, bool is_nan, kf_i64 place)
+{
+    if ((bits & 0x7fff) == 0) bits = 0; // 0 and -0 are equal
+    const unsigned rising = bits & 0x8000 ? 0xffff ^ bits : bits | 0x8000;
+    const unsigned order = is_nan ? 0xffff : word == KFI_MAX ? rising : 0xffff ^ rising;
+    return (unsigned long long)order << KFI_PLACE_BITS | (KFI_PLACE_ENDS - (unsigned long long)place);
+}
+// The best key of the threads that share a result: all of them get it.
+KFI_DEVICE unsigned long long kfi_place_best(unsigned long long key, const kfi_reduce &g)
+{
+    __shared__ unsigned long long keys[KFI_REDUCE_THREADS / 32];
+    for (int by = (g.x < 5 ? 1 << g.x : 32) >> 1; by > 0; by >>= 1) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffffu, key, by);
+        if (other > key) key = other;
+    }
+    if (g.x > 5) {
+        const int warp = (int)threadIdx.x / 32, warps = 1 << (g.x - 5), first = warp & ~(warps - 1);
+        if (threadIdx.x % 32 == 0) keys[warp] = key;
+        __syncthreads();
+        for (int w = 0; w < warps; ++w)
+            if (keys[first + w] > key) key = keys[first + w];
+    }
+    return key;
+}
+// The first element of as good a value as the best key has, in the vectors of which that is the best, and its bits: a thread an element. row: the axis.
+template <int vec, class type, class element>
+KFI_DEVICE kf_i64 kfi_place_find(int word, type tag, const element *row, unsigned long long key, kf_i64 step, const kfi_reduce &g, unsigned *bits)
+{
+    const int width = g.x < 5 ? 1 << g.x : 32, lane = (int)threadIdx.x % 32, own = lane & (width - 1);
+    const kf_i64 first = (kf_i64)(KFI_PLACE_ENDS - (key & KFI_PLACE_ENDS));
+    kf_i64 place = KFI_NOWHERE;
+    for (int k = 0; k < KFI_PLACE_GROUP * vec; k += width) {
+        const int j = k + own;
+        const kf_i64 at = first + j / vec * step + j % vec;
+        const bool there = j < KFI_PLACE_GROUP * vec && at < g.axis;
+        unsigned short read = 0;
+        if (there) kfi_copy<2>(&read, row + at);
+        const float v = kfi_pair_one(tag, read);
+        const bool same = there && kfi_place_key(word, read, v != v, 0) >> KFI_PLACE_BITS == key >> KFI_PLACE_BITS;
+        const unsigned found = __ballot_sync(0xffffffffu, same) >> (lane - own) & (0xffffffffu >> (32 - width));
+        const int of = found ? __ffs((int)found) - 1 : 0;
+        const unsigned theirs = __shfl_sync(0xffffffffu, (unsigned)read, lane - own + of);
+        if (place == KFI_NOWHERE && found) place = first + (k + of) / vec * step + (k + of) % vec, *bits = theirs;
+    }
+    return place;
+}
 #define KFI_PLACE_WORDS(type) \
     /* Whether b, which is further along the axis, takes the place of a. */ \
     KFI_DEVICE bool kfi_takes(int word, type a, type b) { return a == a && !(word == KFI_MAX ? b <= a : b >= a); } \
