@@ -9,7 +9,9 @@ FAULTS = {
     "a place among the rows of one thread": (
         "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
     "the last of equal elements, two at a time": (
-        "kf/core/reduce_place.cuh", r"__ffs\(\(int\)found\) - 1", "31 - __builtin_clz(found)", ("kf_argmax_bf16",), ()),
+        "kf/core/reduce_place.cuh", r"int e = vec - 1; e >= 0; --e", "int e = 0; e < vec; ++e", ("kf_argmax_bf16",), ()),
+    "the best of the vectors that come later": (
+        "kf/core/reduce_place.cuh", r"KFI_PLACE_ENDS - \(unsigned long long\)number", "(unsigned long long)number", ("kf_argmax_bf16", "kf_argmin_f16"), ()),
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
