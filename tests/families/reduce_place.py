@@ -11,7 +11,8 @@ FAULTS = {
     "the last of equal elements, two at a time": (
         "kf/core/reduce_place.cuh", r"int e = vec - 1; e >= 0; --e", "int e = 0; e < vec; ++e", ("kf_argmax_bf16",), ()),
     "the best of the vectors that come later": (
-        "kf/core/reduce_place.cuh", r"KFI_PLACE_ENDS - \(unsigned long long\)number", "(unsigned long long)number", ("kf_argmax_bf16", "kf_argmin_f16"), ()),
+        "kf/core/reduce_place.cuh", r"KFI_PLACE_ENDS - \(unsigned long long\)number", "(unsigned long long)number",
+        ("kf_argmax_bf16", "kf_argmin_f16"), ()),
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {

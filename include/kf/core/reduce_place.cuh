@@ -159,6 +159,7 @@ KFI_DEVICE kf_i64 kfi_place_find(int word, type tag, const element *from, unsign
     *bits = theirs;
     return found;
 }
+#define KFI_PARTS_AHEAD(vec) (8 / (vec) > 1 ? 8 / (vec) : 1) // parts whose results are on their way at a time
 #define KFI_PLACE_WORDS(type) \
     /* Whether b, which is further along the axis, takes the place of a. */ \
     KFI_DEVICE bool kfi_takes(int word, type a, type b) { return a == a && !(word == KFI_MAX ? b <= a : b >= a); } \
@@ -204,9 +205,19 @@ KFI_DEVICE kf_i64 kfi_place_find(int word, type tag, const element *from, unsign
         const kf_i64 *const places = (const kf_i64 *)g.partial + at.start; \
         const type *const values = (const type *)((const kf_i64 *)g.partial + g.axis * g.inner) + at.start; \
         _Pragma("unroll") for (int e = 0; e < vec; ++e) place[e] = KFI_NOWHERE; \
-        for (kf_i64 i = 0; i < at.loops; ++i) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.left) kfi_place_better(word, v[e], place[e], values[i * at.step + e], places[i * at.step + e]); \
+        for (kf_i64 i = 0; i < at.loops; i += KFI_PARTS_AHEAD(vec)) { \
+            type value[KFI_PARTS_AHEAD(vec)][vec]; \
+            kf_i64 other[KFI_PARTS_AHEAD(vec)][vec]; \
+            _Pragma("unroll") for (int u = 0; u < KFI_PARTS_AHEAD(vec); ++u) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) { \
+                    const kf_i64 of = i + u < at.loops && e < at.left ? (i + u) * at.step + e : 0; /* no branch: all are on their way at once */ \
+                    value[u][e] = values[of]; \
+                    other[u][e] = places[of]; \
+                } \
+            _Pragma("unroll") for (int u = 0; u < KFI_PARTS_AHEAD(vec); ++u) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                    if (i + u < at.loops && e < at.left) kfi_place_better(word, v[e], place[e], value[u][e], other[u][e]); \
+        } \
     }
 KFI_PLACE_WORDS(float)
 KFI_PLACE_WORDS(double)
