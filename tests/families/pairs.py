@@ -108,7 +108,7 @@ for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])
     FORMS[_form] = types.SimpleNamespace(
         SHAPES=[[s[:-1], shift] for s, shift in _of.SHAPES], MORE=[[s[:-1], shift] for s, shift in _of.MORE], LARGE=_of.LARGE[:-1],
         OVERFLOWS=[(s[:-1], word) for s, word in _of.OVERFLOWS if word != "pairs"], CALLS=tuple([s[:-1] for s in found] for found in _of.CALLS),
-        TORCH=_of.TORCH[:-1], EXTENTS={size: n for size, n in _of.EXTENTS.items() if size != "positions"}, COUNTED=_of.COUNTED[:-1],
+        TORCH=_of.TORCH[:-1], EXTENTS={size: n for size, n in _of.EXTENTS.items() if size != "positions"}, COUNTED=[*_of.COUNTED[:-1], ("pairs",)],
         prepare=prepare, draw=draw, check=check)
 
 
