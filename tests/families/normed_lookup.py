@@ -2,6 +2,7 @@
 """The family `normed_lookup`: shapes [rows, cols, vocab, positions, types], numbers of which some are of no row, and the oracle in float64: the
 closed form of layer norm and its gradient, which nothing that is tested shares."""
 
+import cases
 import numpy as np
 import storage
 
@@ -19,15 +20,9 @@ CALLS = ([(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)], [(67, 97, 33, 40,
 TORCH = (3, 4, 7, 5, 2)  # as PyTorch's tests call it
 EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,), "positions": (5,), "types": (2,)}  # as those of functions on tensors do
 COUNTED = [("rows", "cols"), ("vocab", "cols"), ("positions", "cols"), ("types", "cols")]  # sizes of tensors whose elements are counted
-READ_AT_PLACES = True  # of a table what is read is counted, not the whole
-FAR = {"i64": 2**40, "i32": 2**31 - 1}
+LOOKUP = cases.of_family("lookup")
+READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
-
-
-def prepare(call):
-    """A gradient is added to half of what is there in some calls."""
-    if call.f["bwd"] and sum(call.sizes) % 2:
-        call.scalars["beta"] = 0.5
 
 
 def draw(rng, call, a, values):
