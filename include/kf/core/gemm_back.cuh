@@ -185,9 +185,9 @@ KF_FN KFI_SMALL kf_result_t kfi_back_strip(const kfi_back_call &c, int which)
                              c.t->matrix[tensor],
                              c.beta};
         void *args[] = {&totals};
-        const kf_i64 threads = totals.matrices * totals.cols;
-        const kf_result_t result = kfi_launch(&op.name, op.kernels[KFI_STRIPS + 2 * kfi_gemm_kernels(op.size)],
-                                              dim3((unsigned)kfi_ceil(threads, KFI_TOTALS_THREADS)), KFI_TOTALS_THREADS, args, c.stream);
+        const kf_result_t result =
+            kfi_launch(&op.name, op.kernels[KFI_STRIPS + 2 * kfi_gemm_kernels(op.size)],
+                       dim3((unsigned)kfi_ceil(totals.matrices * totals.cols, 32)), KFI_TOTALS_THREADS, args, c.stream);
         if (result != KF_SUCCESS) return result;
     }
     return KF_SUCCESS;

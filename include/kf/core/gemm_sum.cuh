@@ -45,7 +45,7 @@ struct kfi_totals {
     kf_i64 out_matrix;
     double beta;
 };
-#define KFI_TOTALS_THREADS 128
+#define KFI_TOTALS_THREADS 256 // of a block, which has 32 columns
 
 #ifdef KFI_DEVICE_PASS
 // Elements of what tensors are made of, and the numbers that are computed with.
@@ -223,7 +223,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 #endif
 }
 // Of floats, as the sum of so many of tf32.
-template <int layout, int parts> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+template <int layout, int parts>
+KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
@@ -275,17 +276,26 @@ template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gem
     kfi_gemm_keep<of, vec>(values, cell, matrix, t);
 #endif
 }
-// of: what out is made of. Few additions: float64 costs nothing here.
+// of: what out is made of. A warp has 32 columns and each eighth part, so that a vector of few columns, of which there are many parts, does
+// not wait for one after the other; the warps' sums are added up in their order. Few additions: float64 costs nothing here.
 template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_TOTALS_THREADS) kfk_gemm_totals(kfi_totals t)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
+    constexpr int warps = KFI_TOTALS_THREADS / 32;
+    __shared__ double sums[KFI_TOTALS_THREADS];
     kfi_begin();
-    const kf_i64 one = (kf_i64)blockIdx.x * KFI_TOTALS_THREADS + threadIdx.x, matrix = one / t.cols, col = one - matrix * t.cols;
-    if (matrix >= t.matrices) return;
+    const kf_i64 one = (kf_i64)blockIdx.x * 32 + threadIdx.x % 32, matrix = one / t.cols, col = one - matrix * t.cols;
+    const bool there = matrix < t.matrices;
     const real *const from = (const real *)t.parts + matrix * t.count * t.apart + col;
     double total = 0;
-    for (kf_i64 part = 0; part < t.count; ++part) total += (double)from[part * t.apart];
+#pragma unroll 8
+    for (kf_i64 part = threadIdx.x / 32; part < (there ? t.count : 0); part += warps) total += (double)from[part * t.apart];
+    sums[threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.x >= 32 || !there) return;
+#pragma unroll
+    for (int warp = 1; warp < warps; ++warp) total += sums[warp * 32 + threadIdx.x];
     char *const to = (char *)t.out + (matrix * t.out_matrix + col) * kfi_of_bytes(of);
     real value = (real)total, old;
     if (t.beta != 0) {
