@@ -6,10 +6,11 @@ import kflib
 import selection
 
 
-def functions():
+def functions(dtypes=("bf16", "f16", "f32", "tf32")):
     """Of each op, forward and backward, with an activation that has scalars, or none. Of floats a few: how factors lie, one product or two, and what
     stands before them."""
     found = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["family"] == "gemm" and f["activation"] in ("none", "gelu", "elu")
+             and f["dtypes"][0] in dtypes
              and (f["dtypes"][0] in ("bf16", "f16") or any("_wgmma<" in name for stage in f["stages"] for name in stage))]
 
     def features(f):
