@@ -14,7 +14,7 @@ import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT
+from wgmma import FUNCTIONS, INVARIANT, LAST
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/gemm_hopper.cuh"
@@ -180,3 +180,25 @@ def test_batch_invariant(lib, f):
         invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms)) for what, shift, hopper, sms in ways])
     finally:
         emu.set(hopper=0, gemm_sms=1, gemm_class=64)
+
+
+@pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])
+def test_last_tiles_are_shared(lib, f):
+    """A weight's gradient of four tiles, on three SMs: they share the fourth one. Elements of 2 bytes have the same bits by every kernel."""
+    emu, sizes = emulator.Emulator(lib), (1, 520, 200, 136)
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
+    drop = [a["name"] for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in weights]
+    found = []
+    try:
+        emu.set(gemm_sms=2)
+        none = lib.workspace_bytes(f, sizes)
+        emu.set(gemm_sms=3)
+        assert lib.workspace_bytes(f, sizes) > none
+        for hopper, shift in ((1, 0), (0, 0), (0, 1)):
+            emu.set(hopper=hopper)
+            found.append(checks.run(lib, memory, f, sizes, shift=shift, drop=drop))
+    finally:
+        emu.set(hopper=0, gemm_sms=1)
+    for name in weights if f["dtypes"][0] in ("bf16", "f16") else ():
+        assert found[0][name].tobytes() == found[1][name].tobytes() == found[2][name].tobytes()
