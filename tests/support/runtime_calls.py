@@ -16,7 +16,7 @@ OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act
 MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
                           None if cases.LEVEL > 2 else ["none", "gelu", "leaky_relu"])
 FUNCTION_OF = {(f.op, f.bwd): f for f in runtime.functions(MADE)}
-FUNCTIONS = [f for f in MADE["functions"] if not f["state"] and (f["op"], f["bwd"]) in FUNCTION_OF]
+FUNCTIONS = [f for f in MADE["functions"] if runtime.takes_tensors(f)]
 
 
 def of(op, dtype="f32", activation="none", bwd=False):
