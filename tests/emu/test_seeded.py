@@ -147,7 +147,9 @@ SEEDED = {
     "a warp's rows left out of a bias' gradient": (
         "kf/core/gemm_sum.cuh", r"line < KFI_STRIP_LINES; \+\+line", "line < KFI_STRIP_LINES - 1; ++line", ("kf_linear_bwd_f32",), ()),
     "the last part left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh", r"part < t\.count;", "part + 1 < t.count;", ("kf_linear_bwd_f32", "kf_linear_bwd_f64"), ()),
+        "kf/core/gemm_sum.cuh", r"there \? t\.count : 0", "there ? t.count - 1 : 0", ("kf_linear_bwd_f32", "kf_linear_bwd_f64"), ()),
+    "a warp's parts left out of a bias' gradient": (
+        "kf/core/gemm_sum.cuh", r"warp < warps; \+\+warp", "warp < warps - 1; ++warp", ("kf_linear_bwd_f32",), ()),
     "the first matrix' slopes in all of them": (
         "kf/core/gemm_sum.cuh", r"\(at\.matrix \* s\.rows \+ row\)", "(row)", ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"), ()),
     "the first matrix' mask in all of them": (
