@@ -162,7 +162,7 @@ struct kfi_gather_op {
     kfi_name name;
     kfi_arguments arguments;
     const char *elements;       // of each tensor, as core/gather_check.h reads it
-    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
+    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}, forward {vector, held - 1, a warp}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
     int vec, held, acc_size, planes, sums; // held: vectors of a thread in registers
 };
 // Of a backward: of each table what is asked of it.
@@ -211,7 +211,8 @@ KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands 
     const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across), blocks = bwd ? g->parts : groups;
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
-    return kfi_launch(&m.name, m.kernels[held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
+    const bool fewer = !bwd && held && g->units <= 32 * (m.held - 1);
+    return kfi_launch(&m.name, m.kernels[fewer ? 4 : held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
 }
 KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes, kfi_gathering *g, void **args, cudaStream_t stream)
 {
