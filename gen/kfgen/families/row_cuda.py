@@ -147,6 +147,15 @@ class RowCuda(RowsCuda):
         return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}
 
     @property
+    def strips(self):
+        """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms need
+        no reduction of its row."""
+        k = self.k
+        early = [p.sums for p in self.program.passes[:1]]
+        return (bool(k.sums) and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
+                and early == [{s.name: early[0].get(s.name) for s in k.sums}])
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)
@@ -161,7 +170,8 @@ class RowCuda(RowsCuda):
         in_registers = [vectors for vectors, *_ in self.in_registers]
         found = [(v, 0) for v in in_registers[:-1]] + ([] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))])
         state = ("from_state",) if self.k.keeps else ()
-        return [Instance(f"kfk_{self.k.name}", ("act", vectors, 2 * stay + whole, *state)) for vectors, stay in found for whole in (1, 0)]
+        ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)] + [(in_registers[0], 1)] * self.strips
+        return [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
 
     @property
     def bounds(self):

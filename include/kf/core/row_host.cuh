@@ -31,6 +31,7 @@ struct kfi_row {
     int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
     size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
+    bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -206,6 +207,14 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS) {
+        const int columns = KFI_ROW_STRIP * m.vec;
+        const int buffer = threads / 32 * columns * sums * m.acc_size;
+        s->partial = nullptr;
+        s->parts = kfi_ceil(rows, g->groups);
+        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2], dim3((unsigned)(s->parts + kfi_ceil(cols, columns))), (unsigned)threads, args, stream,
+                          true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
+    }
     if (sums) {
         s->partial = wanted ? workspace : nullptr;
         s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
