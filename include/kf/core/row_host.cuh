@@ -160,6 +160,14 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
+// Whether some output is written where an input is read.
+KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
+{
+    for (int i = 0; i < all.count; ++i)
+        for (int j = 0; j < all.count; ++j)
+            if ((all.of[i].flags & KFI_OUT) && !(all.of[j].flags & KFI_OUT) && all.of[i].ptr && all.of[i].ptr == all.of[j].ptr) return true;
+    return false;
+}
 // pitches: of each tensor, kernel arguments that are set here as g is.
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_row_layout *g,
                                         void **args, kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes,
@@ -207,7 +215,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
-    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS) {
+    // Blocks of columns read what blocks of rows read, whoever comes first: not in place.
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS && !kfi_row_in_place(operands)) {
         const int columns = KFI_ROW_STRIP * m.vec;
         const int buffer = threads / 32 * columns * sums * m.acc_size;
         s->partial = nullptr;
