@@ -149,10 +149,10 @@ class RowCuda(RowsCuda):
     @property
     def strips(self):
         """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms need
-        no reduction of its row."""
+        no reduction of its row. Of two at most, for which there is shared memory."""
         k = self.k
         early = [p.sums for p in self.program.passes[:1]]
-        return (bool(k.sums) and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
+        return (0 < len(k.sums) < 3 and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
                 and early == [{s.name: early[0].get(s.name) for s in k.sums}])
 
     @property
@@ -176,6 +176,8 @@ class RowCuda(RowsCuda):
     @property
     def bounds(self):
         """Threads of a block at most: of a row, or of several rows' blocks."""
+        if self.strips:
+            return str(max(self.in_registers[-1][2], 512))
         least = 256 if self.k.sums else 128
         found = [f"in_registers == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.in_registers[:-1]]
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.

@@ -215,13 +215,14 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
-    // Blocks of columns read what blocks of rows read, whoever comes first: not in place.
-    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS && !kfi_row_in_place(operands)) {
-        const int columns = KFI_ROW_STRIP * m.vec;
-        const int buffer = threads / 32 * columns * sums * m.acc_size;
+    // Few rows, each of which would be a block's only one: the same bits as in two launches. Blocks of columns read what blocks of rows read,
+    // whoever comes first: not in place.
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS && g->groups == 1 &&
+        kfi_row_parts(*g, threads, true) == rows && !kfi_row_in_place(operands)) {
+        const int columns = KFI_ROW_STRIP * m.vec, buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
         s->partial = nullptr;
-        s->parts = kfi_ceil(rows, g->groups);
-        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2], dim3((unsigned)(s->parts + kfi_ceil(cols, columns))), (unsigned)threads, args, stream,
+        s->parts = rows;
+        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2], dim3((unsigned)(rows + kfi_ceil(cols, columns))), (unsigned)threads, args, stream,
                           true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
     }
     if (sums) {

@@ -49,6 +49,27 @@ template <int vec> KFI_DEVICE int kfi_row_strip_first(const kfi_sums &sums)
 {
     return ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
 }
+// What a thread has added up of one group of rows, each as a block of its own would leave it for the second stage.
+template <int vec> KFI_DEVICE void kfi_row_strip_put(double *buffer, int gradient, int group, const double (&sum)[vec])
+{
+    constexpr int stride = KFI_ROW_STRIP * vec + 1;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) buffer[(gradient * KFI_SUM_GROUPS + group) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec + e] = sum[e];
+}
+// And the groups, as the second stage adds them up.
+template <int dtype, int vec, int count>
+KFI_DEVICE void kfi_row_strip_store(const double *buffer, const kfi_sums &sums, kf_i64 first, kf_i64 cols)
+{
+    constexpr int columns = KFI_ROW_STRIP * vec;
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        void *const out = kfi_sum_out(sums, (unsigned)k);
+        for (int c = (int)threadIdx.x / 32; out && c < columns; c += (int)blockDim.x / 32) {
+            const double sum = kfi_sum_groups(buffer + k * KFI_SUM_GROUPS * (columns + 1) + c, columns + 1);
+            if (threadIdx.x % 32 == 0 && first + c < cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
+        }
+    }
+}
 // Nobody sends to another block before.
 template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 {
@@ -136,31 +157,6 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
                 kfi_row_fold<words, 2>(v, slot + at.group * warps, warps);                                                                \
         }                                                                                                                                  \
         KFI_ROW_ACROSS(type)                                                                                                              \
-    }                                                                                                                                      \
-    /* What a thread has of a strip's columns, added up in its warp, for gradient k: buffer[gradient][warp][column]. */                    \
-    template <int vec> KFI_DEVICE void kfi_row_strip_put(type *buffer, int k, type(&sum)[vec])                                             \
-    {                                                                                                                                      \
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;                                                              \
-        _Pragma("unroll") for (int by = 16; by >= KFI_ROW_STRIP; by >>= 1) _Pragma("unroll") for (int e = 0; e < vec; ++e) sum[e] +=       \
-            __shfl_xor_sync(0xffffffffu, sum[e], by);                                                                                      \
-        if (lane >= KFI_ROW_STRIP) return;                                                                                                 \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e)                                                                                    \
-            buffer[((k * ((int)blockDim.x / 32) + warp) * KFI_ROW_STRIP + lane) * vec + e] = sum[e];                                       \
-    }                                                                                                                                      \
-    /* And what its warps have left, in their order. */                                                                                    \
-    template <int dtype, int vec, int count>                                                                                               \
-    KFI_DEVICE void kfi_row_strip_store(const type *buffer, const kfi_sums &sums, kf_i64 first, kf_i64 cols)                               \
-    {                                                                                                                                      \
-        constexpr int columns = KFI_ROW_STRIP * vec;                                                                                       \
-        const int warps = (int)blockDim.x / 32;                                                                                            \
-        _Pragma("unroll 1") for (int i = (int)threadIdx.x; i < count * columns; i += (int)blockDim.x)                                      \
-        {                                                                                                                                  \
-            const int k = i / columns, column = i % columns;                                                                               \
-            void *const out = kfi_sum_out(sums, (unsigned)k);                                                                              \
-            type total = 0;                                                                                                                \
-            for (int warp = 0; warp < warps; ++warp) total += buffer[(k * warps + warp) * columns + column];                               \
-            if (out && first + column < cols) kfi_store_sum(kfi_tag<dtype>(), out, first + column, total);                                 \
-        }                                                                                                                                  \
     }                                                                                                                                      \
     /* Partial sums of nothing, where they are not in registers. */                                                                                \
     template <int vec> KFI_DEVICE void kfi_row_clear(type *partial, int first, int step, kf_i64 stride)                                   \
