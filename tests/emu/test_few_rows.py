@@ -14,13 +14,14 @@ FUNCTIONS = faults.named(NAMES, "cuda")
 # One row and some, fewer and more than the groups that the second stage has; as many as may be; columns that are no whole strip.
 SIZES = [(1, 1024), (5, 520), (70, 1000), (128, 520)]
 LIMIT = 128
+CORE = "kf/core/row_reduce.cuh"
 OPS = "kf/ops/layer_norm.device.cuh"
 # file, text of it, what stands there instead
 SEEDED = {
     "columns are read when rows are written": ("kf/core/row_host.cuh", r"&& !kfi_row_in_place\(operands\)", ""),
-    "the last group of rows": ("kf/core/row_reduce.cuh", r"gradient \* KFI_SUM_GROUPS \+ group\)", "gradient * KFI_SUM_GROUPS + (group ? group : 1))"),
-    "the second gradient for the first": ("kf/core/row_reduce.cuh", r"buffer \+ k \* KFI_SUM_GROUPS", "buffer + 0 * KFI_SUM_GROUPS"),
-    "a strip's neighbour": ("kf/core/row_reduce.cuh", r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
+    "the first group of rows": (CORE, r"gradient \* KFI_SUM_GROUPS \+ group\)", "gradient * KFI_SUM_GROUPS + (group ? group : 1))"),
+    "the first gradient for the second": (CORE, r"buffer \+ k \* KFI_SUM_GROUPS", "buffer + 0 * KFI_SUM_GROUPS"),
+    "a strip's neighbour": (CORE, r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
     "nobody waits for the other warps": (OPS, r"__syncthreads\(\);(\s+kfi_row_strip_store)", r"\1"),
     "the rows behind the first groups": (OPS, r"row \+= KFI_SUM_GROUPS\)", "row += g.rows)"),
 }

@@ -148,8 +148,8 @@ class RowCuda(RowsCuda):
 
     @property
     def strips(self):
-        """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms need
-        no reduction of its row. Of two at most, for which there is shared memory."""
+        """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms
+        need no reduction of its row. Of two at most, for which there is shared memory."""
         k = self.k
         early = [p.sums for p in self.program.passes[:1]]
         return (0 < len(k.sums) < 3 and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
