@@ -55,7 +55,8 @@ class RowCuda(RowsCuda):
             most = 384 if size == 2 else 512  # two blocks an SM, whose threads have 80 or 64 registers
             return [(4, most, most, most), persistent]
         if self.transcendental:  # what is computed of a value is in registers as well: 32 of them
-            return [(4, 256, 256, 1024), persistent] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), persistent]
+            few = 512 if self.last_pass else 32  # what stores no elements keeps nothing: one warp as far as eight vectors go
+            return [(4, 256, 256, 1024), persistent] if size == 2 else [(4, few, few, few), (8, 512, 512, 1024), persistent]
         full = 256 if size == 2 else 512
         # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
         few = full if self.k.row_loads else 32

@@ -237,7 +237,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster);
-    if (result != KF_SUCCESS || !wanted) return result;
+    // A plane of one batch has written its channel's gradient itself.
+    if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs)) return result;
     return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels, 1,
                            kfi_ceil(s->count, 4 * KFI_SUM_LANES), KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
 }
