@@ -126,7 +126,7 @@ int main()
 {
     for (long long outer, axis, vec; scanf("%lld %lld %lld", &outer, &axis, &vec) == 3;) {
         kfi_reduce g, longer;
-        kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false);
+        kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false, 1);
         longer = g;
         kfi_reduce_lengthen(&longer, (int)vec, 64);
         kfi_reduce never = g;

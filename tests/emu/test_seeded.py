@@ -67,7 +67,7 @@ SEEDED = {
         "kf/core/map_device.cuh", r"at\.next = at\.row \+ 1 <", "at.next = at.row + 2 <",
         ("kf_batch_norm_f32", "kf_batch_norm_bf16"), ()),
     "a lane less in a shuffle": (
-        "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
+        "kf/core/map_device.cuh", r"step = 16; step > 0; step >>= 1\) sum \+=", "step = 16; step > 1; step >>= 1) sum +=",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
     "a row's last warp": (
         "kf/core/row_reduce.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
