@@ -85,7 +85,8 @@ def built(source, folder, flags):
 
 def words(*values):
     """Tensors as pointers, whole numbers as ints."""
-    return [ctypes.c_void_p(v.data_ptr()) if hasattr(v, "data_ptr") else (ctypes.c_float if isinstance(v, float) else ctypes.c_int)(v) for v in values]
+    kinds = {float: ctypes.c_float, int: ctypes.c_int}
+    return [kinds[type(v)](v) if type(v) in kinds else ctypes.c_void_p(v.data_ptr()) for v in values]
 
 
 class Pairs:
