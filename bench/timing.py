@@ -17,6 +17,8 @@ import torch
 BATCH = 2e-3  # about what one sample takes
 METHOD = ("rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a waiting kernel, so that no host time is in it; "
           "inputs cold in the L2 cache")
+PACES = {"shuffled": "one sample after the other", "burst": "each sample after 50 ms of nothing and one replay of its graph",
+         "sustained": "each sample at the end of 0.2 s of the same"}
 CPU_METHOD = "rounds in shuffled order, one call a sample, wall clock"
 SPIN_PER_SECOND = 2e9  # cycles of torch.cuda._sleep, at the highest clock there is
 
@@ -95,8 +97,19 @@ class Cuda:
         self.stream.synchronize()
         return graph
 
-    def measure(self, contenders, sets, rounds):
-        """{name: summary, with how it was timed}; one that fails says why instead."""
+    def _paced(self, work, pace):
+        """A sample of a graph that is replayed."""
+        if pace == "sustained":
+            taken = self._events(work)
+            for _ in range(int(0.2 / taken)):
+                work()
+        elif pace == "burst":
+            time.sleep(0.05)
+        work()  # one ahead of the clock
+        return self._events(work)
+
+    def measure(self, contenders, sets, rounds, pace="shuffled"):
+        """{name: summary, with how it was timed}; one that fails says why instead. No rounds: everything is called, and nothing timed."""
         torch.cuda.empty_cache()  # the pools of the last case's graphs: nothing can be freed while one is captured
         failed, estimates = {}, {}
         rings = {name: Ring(call, sets) for name, call in contenders.items()}
@@ -125,13 +138,12 @@ class Cuda:
 
         def sample(name):
             if how[name] == "graph":
-                work[name]()  # one ahead of the clock
-            else:
-                torch.cuda._sleep(waits[name])  # until the host has queued all
+                return self._paced(work[name], pace) / per_sample[name]
+            torch.cuda._sleep(waits[name])  # until the host has queued all
             return self._events(work[name]) / per_sample[name]
 
         samples = interleave(list(work), rounds, sample)
-        found = {name: summary(s) | {"how": how[name], "calls": per_sample[name]} for name, s in samples.items()}
+        found = {name: summary(s) | {"how": how[name], "calls": per_sample[name]} for name, s in samples.items() if s}
         return found | {name: {"failed": why} for name, why in failed.items()}
 
 

@@ -78,7 +78,7 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
         if i in fixed:
             text[i] = (fixed[i], ATOM)
             continue
-        body, level = _print(graph, i, target, env, text, i in exact, head)
+        body, level = _print(graph, i, target, env, text, i in exact, head, fixed)
         temporary = i in named or (uses[i] > 1 and graph.nodes[i].op not in ("const", "var"))
         if (temporary or (apart and i in roots)) and target.fuses and graph.nodes[i].op == "mul":
             body, level = _rounded(graph, i, target, text), ATOM
@@ -159,7 +159,7 @@ def _compare_whole(graph, i, target, head):
     return _ahead(head if graph.level(i) < ELEM else None, target.mask_type, mask), ATOM
 
 
-def _print(graph, i, target, env, text, exact, head):
+def _print(graph, i, target, env, text, exact, head, fixed):
     node = graph.nodes[i]
     args = [] if graph.compares_whole(i) else [text[a][0] for a in node.args]
 
@@ -176,7 +176,7 @@ def _print(graph, i, target, env, text, exact, head):
             return env.get(node.value, node.value), ATOM
         case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
             return f"{target.prefix}silu_lp({args[0]})", ATOM
-        case "add" | "sub" if target.fuses and all(graph.nodes[a].op == "mul" for a in node.args):
+        case "add" | "sub" if target.fuses and all(graph.nodes[a].op == "mul" and a not in fixed for a in node.args):
             return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[1] else 2
         case "add" | "sub" | "mul" if floats:
             sign, level = INFIX[node.op]

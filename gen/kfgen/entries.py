@@ -41,6 +41,7 @@ KEYWORDS = {
 } | set(keyword.kwlist)
 TYPE = re.compile(r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z")  # of C
 PREFIXES = ("kf_", "kfi_", "kfk_")
+NESTING = 200  # levels of the syntax of a `ref`
 
 UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
 
@@ -48,6 +49,14 @@ UNUSABLE = "choose a lower-case word that nothing else here has and that neither
 def usable(name):
     """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
     return bool(NAME.match(name)) and name not in PUBLIC | KEYWORDS and not TYPE.match(name) and not name.startswith(PREFIXES)
+
+
+def depth(tree):
+    """Of an expression's syntax, without recursion: how deep Python itself goes depends on its version."""
+    levels, nodes = 0, [tree]
+    while nodes:
+        levels, nodes = levels + 1, [child for node in nodes for child in ast.iter_child_nodes(node)]
+    return levels
 
 
 @functools.lru_cache(4096)
@@ -243,7 +252,10 @@ class Fields:
 
     def oracle(self, name, text):
         try:
-            return compile(" ".join(text.split()), name, "eval") and text
+            tree = ast.parse(" ".join(text.split()), name, "eval")
+            if depth(tree) > NESTING:
+                raise ValueError("nested too deeply")
+            return compile(tree, name, "eval") and text
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             fix = "write one expression, with np, sp (scipy.special) and expit; to use a value twice: (t := a + b, 2 * t)[1]"
             raise self.error(name, f"is not one Python expression: {e}", fix) from None

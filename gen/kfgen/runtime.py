@@ -5,6 +5,7 @@ that include/kf/runtime/call.h reads, and one function for each op and direction
 from dataclasses import dataclass, field
 
 from kfgen import limits, names, packed
+from kfgen.dtypes import ROUNDED
 from kfgen.entries import ANY_ID
 from kfgen.paths import INCLUDE
 from kfgen.render import environment, tidy, version
@@ -190,16 +191,22 @@ def spellings(f, known):
     return list(dict.fromkeys(own))
 
 
+def takes_tensors(f):
+    """Whether a launcher is one of a function on tensors. A `_state` twin is not: who replays a graph calls launchers. Nor is one that rounds:
+    its tensors' dtypes are those of the function that does not."""
+    return not f["state"] and ROUNDED.keys().isdisjoint(f["dtypes"])
+
+
 def functions(manifest):
-    """In the manifest's order. A `_state` twin is left out: who replays a graph calls launchers."""
+    """In the manifest's order."""
     groups = {}
     for f in manifest["functions"]:
-        if not f["state"]:
+        if takes_tensors(f):
             groups.setdefault((f["op"], f["bwd"]), []).append(f)
     known = {a["name"]: a for a in manifest["activations"]}
     of_any = {}
     for f in manifest["any"]:
-        if not f["state"]:
+        if takes_tensors(f):
             of_any.setdefault((f["op"], f["bwd"]), []).append(f)
     return [Function(members, [known[name] for name in dict.fromkeys(f["activation"] for f in members)], of_any.get(key, []))
             for key, members in groups.items()]

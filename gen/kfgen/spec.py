@@ -94,12 +94,14 @@ def _load_file(spec, path, builtin):
         for key, entry in entries.items():
             if not isinstance(entry, dict):
                 raise SpecError(name, f"{section}.{key}", "entry", "is not a table", f"write [{section}.{key}] above its fields")
-            (_load_activation if section == "activation" else load_op)(spec, name, key, Fields(name, f"{section}.{key}", entry), builtin)
+            shown = key if key.isprintable() else repr(key)[1:-1]  # a message has its place on one line
+            (_load_activation if section == "activation" else load_op)(spec, name, key, Fields(name, f"{section}.{shown}", entry), builtin)
 
 
 def _load_activation(spec, file, name, f, builtin):
     if not NAME.match(name):
-        raise f.error("name", f"`{name}` is not a word", "use lower-case letters, digits and single underscores")
+        shown = name if name.isprintable() else repr(name)[1:-1]
+        raise f.error("name", f"`{shown}` is not a word", "use lower-case letters, digits and single underscores")
     if name in spec.activations:
         raise f.error("name", f"`{name}` is already defined in {spec.activations[name].file}", "choose another name")
     act = Activation(

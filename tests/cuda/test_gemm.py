@@ -52,3 +52,18 @@ def test_every_tile(narrow, memory, f):
 def test_wide(plain, memory, f):
     for sizes, shift in WIDE:
         checks.run(plain, memory, f, sizes, shift=shift)
+
+
+# linear_add of each dtype whose products tensor cores make: forward and gradient, weights' gradients in float32 and not.
+SUBNORMAL = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["op"] == "linear_{act}_add" and f["activation"] == "none"
+             and {"bf16", "f16", "tf32"} & set(f["dtypes"])]
+
+
+@numeric.each(SUBNORMAL, "name")
+def test_subnormal_factors(memory, f):
+    """One of them beside a large one takes bits from the other terms of a sum (product_oracle): by mma.sync and, of code for sm_90a, by wgmma."""
+    flags = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"] if kflib.capability() == (9, 0) else numeric.BUILDS["cuda"]["default"]
+    lib = kflib.build("cuda", SUBNORMAL, BUILD / "cuda", flags)
+    for sizes in ((1, 2, 96, 1), (1, 16, 40, 8), (1, 40, 24, 70), (1, 130, 72, 136), (1, 16, 520, 1032)):
+        for seed in range(5):
+            checks.run(lib, memory, f, sizes, "special", seed=seed, shift=seed % 2)

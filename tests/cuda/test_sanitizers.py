@@ -11,7 +11,6 @@ import sys
 import kflib
 import pytest
 import sanitized
-import selection
 from conftest import BUILD
 
 if not kflib.has_gpu():
@@ -42,19 +41,35 @@ def reported(text):
 
 @pytest.fixture(scope="session")
 def lib():
-    return kflib.build("cuda", kflib.on("cuda", selection.kernels()), BUILD / "sanitized", sanitized.FLAGS)
+    return kflib.build("cuda", sanitized.chosen(""), BUILD / "sanitized", sanitized.FLAGS)
+
+
+@pytest.fixture(scope="session")
+def wgmma():
+    return kflib.build("cuda", sanitized.chosen("wgmma"), BUILD / "sanitized_wgmma", sanitized.WGMMA_FLAGS)
+
+
+def clean(lib, tool, shard, shards, which=""):
+    script = pathlib.Path(sanitized.__file__)
+    status, log, said = under(tool, LOGS / f"{tool}_{which}{shard}.log", sys.executable, script, lib.path, shard, shards, which)
+    first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
+    assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
+    assert reported(log) == 0, first
+    calls = sum(len(sanitized.shapes(f, which)) for f in sanitized.chosen(which)[shard::shards])
+    assert f"{calls} calls" in said  # all of them were made
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("tool", TOOLS)
 def test_clean(lib, tool, shard):
-    script = pathlib.Path(sanitized.__file__)
-    status, log, said = under(tool, LOGS / f"{tool}_{shard}.log", sys.executable, script, lib.path, shard, SHARDS)
-    first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
-    assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
-    assert reported(log) == 0, first
-    chosen = kflib.on("cuda", selection.kernels())[shard::SHARDS]
-    assert f"{sum(len(sanitized.shapes(f)) for f in chosen)} calls" in said  # all of them were made
+    clean(lib, tool, shard, SHARDS)
+
+
+@pytest.mark.skipif(kflib.capability() != (9, 0), reason="the device has no wgmma")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_wgmma_is_clean(wgmma, tool):
+    """Every op's products of bf16, forward and backward, with their copies by TMA."""
+    clean(wgmma, tool, 0, 1, "wgmma")
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -10,7 +10,7 @@ import kflib
 import pytest
 import torch
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT
+from wgmma import FUNCTIONS, INVARIANT, LAST
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
@@ -53,6 +53,15 @@ def test_launchers(lib, f):
         if not f["bwd"] and (sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))):  # rows of x as they lie there
             threads = (of_floats,) if floats else (160,) if sizes in FEW else (384,) if sizes == LARGE else (160, 384)
             assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value in threads
+
+
+@pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])
+def test_last_tiles_are_shared(lib, f):
+    """175 tiles of a weight's gradient: an SM has one each, three SMs share each of the others."""
+    weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
+    drop = [a["name"] for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in weights]
+    for shift in (0, 1):  # by wgmma, and from any address
+        checks.run(lib, checks.CudaMemory(), f, (1, 1032, 3080, 776), shift=shift, drop=drop)
 
 
 @pytest.mark.parametrize("f", [ROUNDS, TURNS], ids=lambda f: f["name"])

@@ -179,3 +179,29 @@ def test_a_small_run_is_right(tmp_path):
     assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout + done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert all(r["speedup"] and r["error"] <= 1 and "iqr_us" in r["times"]["kf"] for r in rows)
+
+
+def test_layers_groups_name_what_there_is():
+    import layers
+    names = {f["name"] for f in kflib.manifest()["functions"]}
+    for group in layers.groups().values():
+        for contender in group["contenders"]:
+            words, options = layers.parse(contender)
+            assert options <= {"bias", "pre", "early"}
+            assert words[0] in ("torch", "compile") or layers.function_of(words, group["dtype"]) in names, contender
+        for pair in group["ratios"]:
+            own, peers = pair.split(" : ")
+            assert {own, *peers.split(" | ")} <= set(group["contenders"])
+
+
+@pytest.mark.parametrize("contender", ["torch product", "torch nn", "torch tn", "torch tt", "torch linear bias", "torch relu bias", "torch gelu bias",
+                                       "torch gated"])
+def test_layers_formulas_of_torch(contender):
+    """Each is what kf's launchers are compared with, and something else is not."""
+    torch = pytest.importorskip("torch")
+    import layers
+    t = layers.Tensors(torch, "f32", (5, 7, 9), "cpu")
+    words, options = layers.parse(contender)
+    got = layers.by_torch(t, words, options)(0)
+    assert layers.error(got, layers.wanted(t, words)) < 1e-5
+    assert layers.error(got + 0.05 * got.abs().max(), layers.wanted(t, words)) > 0.02

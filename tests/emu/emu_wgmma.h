@@ -192,9 +192,17 @@ static void multiply(const flight &f)
     if (!read_operands(f, &product_factors)) return fail(f.at, "shared memory that a wgmma reads changed before its end");
     chain &c = *f.sum;
     if (!f.add) std::fill(c.sum.begin(), c.sum.end(), 0.0f);
+    const int depth = f.of == KF_EMU_TF32 ? 8 : 16, least = least_exponent(f.of);
+    bool small[256], some = false;
+    for (int j = 0; j < f.n; ++j) some |= small[j] = some_subnormal(&x.b[0][j], 256, depth, least);
     for (int m = 0; m < 64; ++m) {
         float *const to = &c.sum[(size_t)(m * f.n)];
-        for (int k = 0; k < (f.of == KF_EMU_TF32 ? 8 : 16); k += 4)
+        const bool own = some_subnormal(x.a[m], 1, depth, least);
+        if (own || some) {
+            for (int j = 0; j < f.n; ++j) add_products(&to[j], x.a[m], 1, &x.b[0][j], 256, depth, own || small[j], least);
+            continue;
+        }
+        for (int k = 0; k < depth; k += 4)
             for (int j = 0; j < f.n; ++j)
                 to[j] +=
                     x.a[m][k] * x.b[k][j] + x.a[m][k + 1] * x.b[k + 1][j] + (x.a[m][k + 2] * x.b[k + 2][j] + x.a[m][k + 3] * x.b[k + 3][j]);

@@ -5,10 +5,13 @@ import os
 import subprocess
 
 import cases
+import checks
 import emulator
 import faults
+import kflib
 import pytest
 import toolkit
+from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 MMA, LOAD, SIMT, TILE = (f"kf/core/gemm_{name}.cuh" for name in ("mma", "load", "simt", "tile"))
@@ -62,3 +65,16 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, tmp_path, what):
     broken = faults.plant(include, tmp_path, *SEEDED[what])
     assert not all(passes(emulator.products(broken, tmp_path, variant), variant) for variant in ("plain", "asan")), f"nobody notices {what}"
+
+
+EXACT = ((1, 2, 96, 1), "special"), ((1, 16, 40, 8), "special"), ((1, 40, 24, 70), "special")
+
+
+def test_subnormal_factors(include):
+    """The first of these on a GPU: two terms of a float32 gradient, of which 2^-24 times 30,000 took bits from the other one (product_oracle)."""
+    f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_add_bwd_f16_f32")
+    lib = emulator.build([f], BUILD / "emu", include=include)
+    memory = emulator.Memory(emulator.Emulator(lib), ((emulator.RANDOM, 2),))
+    for sizes, values in EXACT:
+        for seed in range(3):
+            checks.run(lib, memory, f, sizes, values, seed=seed)

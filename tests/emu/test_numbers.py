@@ -7,7 +7,6 @@ or in one of these."""
 import cases
 import checks
 import emulator
-import kflib
 import numeric
 import numpy as np
 import pytest
@@ -51,18 +50,18 @@ def test_numbers(lib, emu, memory, f):
     assert not whole or others or emu.missing() == [], "kernels that no shape reaches"
 
 
-@numeric.each(kflib.on("cuda", numeric.GATE_SKIPPED), "name")
+@numeric.each(numeric.emulated(numeric.GATE_SKIPPED), "name")
 def test_skipped_gradients(lib, memory, f):
     numeric.skipped_gradients(lib, memory, f)
 
 
-@numeric.each(kflib.on("cuda", numeric.GATE_IN_PLACE), "name")
+@numeric.each(numeric.emulated(numeric.GATE_IN_PLACE), "name")
 def test_in_place(lib, memory, f):
     numeric.in_place(lib, memory, f)
 
 
 @numeric.probabilities
-@numeric.each(kflib.on("cuda", numeric.GATE_DROPOUT), "name")
+@numeric.each(numeric.emulated(numeric.GATE_DROPOUT), "name")
 def test_dropout_probabilities(lib, memory, f, p):
     numeric.dropout_probability(lib, memory, f, p)
 
@@ -72,7 +71,7 @@ TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70
 
 
 # How a sum is shared out does not depend on what a tensor's elements are, but on what is added up.
-PERSISTENT = [f for f in kflib.on("cuda", numeric.GATE_IN_PLACE) if cases.persistent(f)]
+PERSISTENT = [f for f in numeric.emulated(numeric.GATE_IN_PLACE) if cases.persistent(f)]
 if cases.LEVEL == 1:
     PERSISTENT = selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")], PERSISTENT)
 

@@ -14,7 +14,7 @@ import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT
+from wgmma import FUNCTIONS, INVARIANT, LAST
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/gemm_hopper.cuh"
@@ -180,3 +180,56 @@ def test_batch_invariant(lib, f):
         invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms)) for what, shift, hopper, sms in ways])
     finally:
         emu.set(hopper=0, gemm_sms=1, gemm_class=64)
+
+
+def shared(lib, f):
+    """What a weight's gradient of four tiles is on three SMs, which share the fourth one: by wgmma, by mma.sync or without, from any address."""
+    emu, sizes = emulator.Emulator(lib), (1, 520, 200, 136)
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
+    drop = [a["name"] for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in weights]
+    found = []
+    try:
+        emu.set(gemm_sms=2)
+        none = lib.workspace_bytes(f, sizes)
+        emu.set(gemm_sms=3)
+        assert lib.workspace_bytes(f, sizes) > none
+        for hopper, shift in ((1, 0), (0, 0), (0, 1)):
+            emu.set(hopper=hopper)
+            got = checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
+            found.append([got[name].tobytes() for name in weights])
+    finally:
+        emu.set(hopper=0, gemm_sms=1)
+    return found
+
+
+@pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])
+def test_last_tiles_are_shared(lib, f):
+    """Elements of 2 bytes have the same bits by every kernel."""
+    found = shared(lib, f)
+    assert found[0] == found[1] == found[2] or f["dtypes"][0] in ("f32", "tf32")
+
+
+SUM, TILE, PICK = "kf/core/gemm_sum.cuh", "kf/core/gemm_tile.cuh", "kf/core/gemm_pick.cuh"
+SEEDED_LAST = {
+    "the last part of a tile that is shared": (
+        SUM, r"split < g\.splits; \+\+split\) {\n        from", "split + 1 < g.splits; ++split) {\n        from"),
+    "a tile's parts in one place": (SUM, r"\(kf_i64\)at\.place \* \(KFI", "0 * (kf_i64)at.place * (KFI"),
+    "a shared tile's whole depth in each part": (TILE, r"< g\.slice \|\| !at\.leaves", "< g.slice || true"),
+    "a tile that is alone ends with a part": (TILE, r" \|\| !at\.leaves \?", " ?"),
+    "the first tile for the last one": (TILE, r"g\.alone \+ at\.place - turn \* shared", "at.place - turn * shared"),
+    "one block fewer": (PICK, r"c\.alone \+ \(tiles - c\.alone\) \* c\.splits", "c.alone + (tiles - c.alone) * c.splits - 1"),
+}
+
+
+def test_every_fault_of_last_tiles_has_its_place(include, tmp_path):
+    for fault in SEEDED_LAST.values():
+        faults.plant(include, tmp_path, *fault)
+
+
+@pytest.mark.level(2)
+@pytest.mark.parametrize("what", SEEDED_LAST)
+def test_seeded_fault_of_last_tiles(include, tmp_path, what):
+    lib = emulator.build(LAST[:1], tmp_path, include=faults.plant(include, tmp_path, *SEEDED_LAST[what]))
+    with pytest.raises(checks.Failure):
+        shared(lib, LAST[0])

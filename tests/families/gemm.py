@@ -88,7 +88,8 @@ def check(call, got, weights=None):
     store = None if dtype in (compute, "tf32") else functools.partial(moved, dtype)
     factor = store if call.backend != "cpu" else None  # tensor cores multiply elements of 2 bytes
     factors = 2.0**-11 if dtype == "tf32" else 0.0
-    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor, factors)
+    least = 2.0 ** (-14 if dtype == "f16" else -126) if call.backend != "cpu" and dtype in ("f16", "bf16", "tf32") else 0.0
+    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor, factors, least)
     product = _product(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], call.files, by)
     found = product.run(environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0))
     with np.errstate(all="ignore"):

@@ -28,6 +28,7 @@ def has_formulas(f):
     return _table.formulas(of(f), f["activation"]) is not None
 
 
+ROUNDED = {"hardsigmoid": 1e-7}  # PyTorch's gradient has 1/6 of float32, in float64 too
 AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
 # What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
 DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
@@ -112,7 +113,7 @@ def test_decomposed(kf, f, monkeypatch):
         theirs = torch.autograd.grad((want * up.double()).sum(), [given[n] for n in c.wanted])
         for name, m, t in zip(c.wanted, mine, theirs):
             assert m.dtype == c.tensors[name].dtype
-            close(m, t, 8 * torchops.TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
+            close(m, t, max(8 * torchops.TOLERANCE[dtype], ROUNDED.get(f["activation"], 0)), f"{ids(f)} {dtype} d{name}")
 
 
 def test_a_gradient_at_a_tie_is_kf_s(kf, monkeypatch):

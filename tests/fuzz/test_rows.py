@@ -126,6 +126,7 @@ FOUND = (
     "x * y * w + sum(x - r)",  # a row's value was given the adjoint of one element, not of all
     "mean(x * y * w * r - min(r, max(w)))",
     "mean(act(x * y * w - r))",  # without an activation the term is the same for a row, and the reference took it once
+    "x * y * w * (r + mean(sum(y) - w))",  # a sum of two products, of which one had a name already, was to be made of that one's factors
     "where(r > sum(x), r, x) * y * w",  # a condition that is the same for a row was kept as a number
 )
 # Dropout anywhere: a mask of what is reduced, of what is the same for a row, of two values, and read again by the gradient.

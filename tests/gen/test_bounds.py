@@ -2,7 +2,7 @@
 """What float32 arithmetic may stray from float64's values (kfgen/oracle.py)."""
 
 import numpy as np
-from kfgen import oracle, row_oracle
+from kfgen import oracle, product_oracle, row_oracle
 from kfgen import spec as specs
 from kfgen.expand import kernels
 
@@ -49,3 +49,27 @@ def test_the_larger_of_two_values_of_a_row():
     assert value[0, 1] == 0 and error[0, 1] == 0
     (value, error), *_ = bound.evaluate({"x": x, "weight": np.full((1, 4), 2.0**-149), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38)[0]
     assert value[0, 1] == 0 and error[0, 1] > 0  # smaller than what a subnormal number rounds by
+
+
+def aligned_sum(a, b, least, bits):
+    """As a tensor core adds up: terms cut off behind so many bits of the largest exponent, each term's that of its factors as they are stored."""
+    def stored(x):
+        return np.maximum(np.floor(np.log2(np.abs(x))), least)
+    unit = 2.0 ** ((stored(a) + stored(b)).max() - bits)
+    return (np.trunc(a * b / unit) * unit).sum()
+
+
+def test_a_subnormal_factor_takes_bits_from_the_other_terms():
+    """float32's sum of two products of f16, one of them 2^-24 times 30,000. The bound has room for it by a tensor core alone, and only there."""
+    a, b = np.array([-2.08129883e-02, 3.0e4]), np.array([-2.14599609e-01, 2.0**-24])
+    eps = 2.0**-23
+
+    def limit(least):
+        rounding = product_oracle.Rounding(eps, 2.0**-149, 8e37, least=least)
+        numbers = [product_oracle.Number(v, np.zeros_like(v), np.zeros(v.shape, bool)) for v in (a[None], b[:, None])]
+        return 2 * (product_oracle.Product._times(*numbers, rounding).error.item() + eps * abs(a @ b))  # 2: a gradient's factor
+
+    off = abs(aligned_sum(a, b, -14, 25) - a @ b)
+    assert limit(0.0) < off < limit(2.0**-14)
+    normal = abs(aligned_sum(a, b, -100, 25) - a @ b)
+    assert 0 < normal < limit(0.0)

@@ -58,9 +58,9 @@ def sections_of(cubin):
     return counts
 
 
-def cubin_of(source, include, work, *flags):
+def cubin_of(source, include, work, *flags, arch="-arch=sm_90"):
     out = pathlib.Path(work) / (pathlib.Path(source).stem + ".cubin")
-    command = [NVCC, "-std=c++17", "-O3", "-arch=sm_90", "-cubin", *flags, *(f"-I{d}" for d in include), str(source), "-o", str(out)]
+    command = [NVCC, "-std=c++17", "-O3", arch, "-cubin", *flags, *(f"-I{d}" for d in include), str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:4000]}")

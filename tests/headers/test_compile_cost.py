@@ -7,20 +7,20 @@ import pathlib
 import re
 import sys
 
+import cases
 import kflib
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import budget  # noqa: E402
+from instructions import cubin_of  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
 FUNCTIONS = {f["name"]: f for f in kflib.on("cuda", kflib.manifest()["functions"])}
 # One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
 # had when the budget was set, and a twelfth.
 ONE = {"map": ("kf_bias_gelu_bwd_bf16", 39500), "row": ("kf_layer_norm_bwd_bf16", 83000), "reduce": ("kf_sum_f32", 46000),
-       "lookup": ("kf_embedding_bwd_bf16", 44500), "pairs": ("kf_rope_bf16", 44500), "normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000),
-       "normed_pairs": ("kf_rope_rms_norm_qk_bwd_bf16", 61000), "gemm": ("kf_linear_gelu_bwd_bf16", 57500),
-       "logits": ("kf_linear_cross_entropy_bf16", 104000)}
+       "gemm": ("kf_linear_gelu_bwd_bf16", 57500), **cases.said("COMPILED")}
 C_OVER = 3.5  # kf/kf.h and one call, times that op's own header and the call, in processor time; 0.3 more for each 1,000 functions beyond 5,200
 # The function and the flags of docs/compile_time.md: where less is compiled, the text that is read alone is more in comparison.
 C_FLAGS = ("-std=gnu11", "-O3", "-march=native")
@@ -90,3 +90,21 @@ def test_time_of_the_c_umbrella(include, tmp_path):
             seconds[name].append(budget.compile_seconds(command, tmp_path))
     allowed = C_OVER + 0.3 * max(0, functions - 5200) / 1000
     assert min(seconds["umbrella"]) <= allowed * min(seconds["op"]), dict(seconds)
+
+
+@pytest.mark.level(2)
+@needs_nvcc
+def test_a_linear_layer_for_hopper(include, tmp_path):
+    """With every schedule: kernels, the shortest of two compilations in processor seconds, and what a second activation adds: as many kernels, whose
+    instructions stand for the time (16,000 take two seconds where nothing else runs)."""
+    calls, arch = [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]], "-gencode=arch=compute_90a,code=sm_90a"
+    instructions = []
+    for count in (1, 2):
+        (tmp_path / "calls.cu").write_text("".join([f"#include <{calls[0]['header']}.cuh>\n", *map(call_of, calls[:count])]))
+        kernels = cubin_of(tmp_path / "calls.cu", include, tmp_path, arch=arch)
+        assert len(kernels) <= 10 * count
+        instructions.append(sum(kernels.values()))
+        if count == 1:
+            command = [budget.NVCC, "-std=c++17", "-O3", arch, *(f"-I{d}" for d in include), "-c", "calls.cu", "-o", "calls.o"]
+            assert min(budget.compile_seconds(command, tmp_path) for _ in range(2)) <= 7
+    assert instructions[1] - instructions[0] <= 16000, instructions

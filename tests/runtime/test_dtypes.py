@@ -49,6 +49,15 @@ def test_left_out(tmp_path, mask, dtypes):
     ops.destroy(("context", ctx))
 
 
+def test_all_that_an_op_has(tmp_path):
+    """A product's launchers that round its factors are not among them: by its tensors' dtypes they are the others."""
+    made = runtime_ops.choose(["matmul_nn"], None, ["none"])
+    assert {d for f in made["functions"] for d in f["dtypes"]} == {"f32", "f16", "bf16", "f64", "tf32"}
+    ops = runtime_ops.Ops(runtime_ops.compile_library(tmp_path, made), made)
+    there = {ops.info(ops.op_at(i)).launcher.decode() for i in range(ops.op_count())}
+    assert there == {f["name"] for f in made["functions"] if "tf32" not in f["dtypes"]}
+
+
 def test_an_enumerator_is_refused(tmp_path):
     """The preprocessor takes KF_BF16 for 0, which would be f32."""
     with pytest.raises(subprocess.CalledProcessError):

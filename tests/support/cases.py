@@ -85,6 +85,21 @@ def own(f):
     return getattr(found, "FORMS", {}).get(f["form"], found)
 
 
+def said(word):
+    """What all families' own files have as `word`, a dictionary in each: nobody lists those files."""
+    return {key: value for entries in _said(word) for key, value in entries.items()}
+
+
+def listed(word):
+    """The same of what is a list in each."""
+    return [entry for entries in _said(word) for entry in entries]
+
+
+def _said(word):
+    found = [of_family(path.stem) for path in sorted(FAMILIES.glob("*.py"))]
+    return [getattr(own, word) for own in found if hasattr(own, word)]
+
+
 def like(table, found):
     """A family's own shapes as a table of other ones has them."""
     sample = next(iter([entry for entry in table.values() if entry]), [])

@@ -24,9 +24,11 @@ DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", 
 # Both builds are level 2's: every function in the plain one, which compiles fast; in the native one, whose loops differ from op to op and by
 # an activation's words alone, some of each op (cases.sampled), as in the emulation and on a GPU. Level 1 has the gate's in the native build,
 # where the compiler does most.
-CPU = {"native": [f for f in FUNCTIONS if cases.sampled(f)], "plain": FUNCTIONS} if cases.LEVEL > 1 else {"native": GATE}
+IN_C = kflib.on("cpu", FUNCTIONS)
+CPU = {"native": [f for f in IN_C if cases.sampled(f)], "plain": IN_C} if cases.LEVEL > 1 else {"native": kflib.on("cpu", GATE)}
 ON_CUDA = kflib.on("cuda", GATE)
-CUDA = {"default": ON_CUDA, "nofma": [f for f in ON_CUDA if cases.sampled(f)]}
+# Without contraction from level 2 on one of each schedule and its dtypes: an activation's own words are contracted or not in C's builds, too.
+CUDA = {"default": ON_CUDA, "nofma": kflib.on("cuda", selection.of_schedules()) if cases.LEVEL > 1 else [f for f in ON_CUDA if cases.sampled(f)]}
 GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
@@ -66,6 +68,12 @@ def each_on_cpu(functions):
 
 def each_on_gpu(functions):
     return each_in_builds(functions, CUDA, "name")
+
+
+def emulated(functions):
+    """Those of `functions` that the emulation's library has."""
+    there = {f["name"] for f in ON_CUDA}
+    return [f for f in functions if f["name"] in there]
 
 
 def of_results(f):

@@ -22,7 +22,7 @@ PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=
 CODES = range(15)
 (SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY, MISALIGNED, DTYPE, SHAPE,
  DEVICE, HANDLE) = CODES
-GAP = 1024  # larger than any tensor here: what is moved onto one touches no other
+GAP = 4096  # larger than any tensor here: what is moved onto one touches no other
 POISON = 0xC5
 PROBABILITY, SEED, OFFSET = 0.25, 1, 2
 
@@ -74,6 +74,7 @@ class Call:
         self.at, self.bytes, end = {}, {}, GAP
         for a in tensors_of(f):
             self.at[a["name"]], self.bytes[a["name"]] = end, count(f, a, self.sizes) * item(a)
+            assert self.bytes[a["name"]] <= GAP, (self.name, a["name"], self.bytes[a["name"]])
             end += -(-self.bytes[a["name"]] // 64) * 64 + GAP
         self.workspace_bytes = lib.workspace_bytes(f, list(self.sizes))
         end = -(-end // 256) * 256

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls launchers under compute-sanitizer, each tensor in an allocation of its own size: what the tools are to look at.
 
-    compute-sanitizer --tool memcheck python3 tests/support/sanitized.py LIBRARY SHARD SHARDS
+    compute-sanitizer --tool memcheck python3 tests/support/sanitized.py LIBRARY SHARD SHARDS [wgmma]
+
+wgmma: products of bf16 in code for sm_90a.
 """
 
 import ctypes
@@ -14,6 +16,7 @@ import cases  # noqa: E402
 import checks  # noqa: E402
 import kflib  # noqa: E402
 import selection  # noqa: E402
+import wgmma  # noqa: E402
 
 # Fewer blocks than usual fill the GPU, so that several vectors a thread are reached by tensors of a few ten thousand elements.
 FLAGS = ("-O3", "-arch=native", "-lineinfo", "-DKFI_MAP_FILL=4")
@@ -25,10 +28,19 @@ SHAPES = {"flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
           "groups": [((2, 1, 3, 15, 64), 0), ((2, 33, 3, 30, 1), 0), ((1, 3, 2, 10, 7), 1), ((1, 600, 4, 64, 1), 0)]}
 # Of ops over rows: several rows for each persistent block, of several warps; a cluster of blocks.
 LONG = [((601, 1000), 0), ((3, 40000), 0)]
+# Of products by wgmma: tiles and stages that are no whole ones, batches, more tiles than SMs; few rows, by blocks that share a depth, and by one.
+WGMMA_FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a", "-lineinfo")
+WGMMA = [((1, 130, 136, 72), 0), ((2, 200, 72, 712), 0), ((1, 1000, 2064, 520), 0), ((1, 16, 520, 1032), 0), ((1, 64, 136, 72), 0)]
 PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
 
 
-def shapes(f):
+def chosen(which):
+    return wgmma.functions(("bf16",)) if which == "wgmma" else kflib.on("cuda", selection.kernels())
+
+
+def shapes(f, which=""):
+    if which == "wgmma":
+        return WGMMA
     return cases.of_form(f, SHAPES) + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(f["family"], [])
 
 
@@ -75,10 +87,10 @@ def run(lib, runtime, f, sizes, shift):
         runtime.call("cudaFree", ctypes.c_void_p(pointer))
 
 
-def main(library, shard, shards):
+def main(library, shard, shards, which=""):
     lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
-    for f in kflib.on("cuda", selection.kernels())[int(shard)::int(shards)]:
-        for sizes, shift in shapes(f):
+    for f in chosen(which)[int(shard)::int(shards)]:
+        for sizes, shift in shapes(f, which):
             run(lib, runtime, f, sizes, shift)
             calls += 1
     print(f"{calls} calls")

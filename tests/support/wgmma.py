@@ -6,10 +6,11 @@ import kflib
 import selection
 
 
-def functions():
+def functions(dtypes=("bf16", "f16", "f32", "tf32")):
     """Of each op, forward and backward, with an activation that has scalars, or none. Of floats a few: how factors lie, one product or two, and what
     stands before them."""
     found = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["family"] == "gemm" and f["activation"] in ("none", "gelu", "elu")
+             and f["dtypes"][0] in dtypes
              and (f["dtypes"][0] in ("bf16", "f16") or any("_wgmma<" in name for stage in f["stages"] for name in stage))]
 
     def features(f):
@@ -25,3 +26,11 @@ def functions():
 FUNCTIONS = functions()
 # Whose rows' bits are compared: one of each kind; at level 2 all.
 INVARIANT = cases.by_level(selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS), FUNCTIONS)
+
+
+def gradient_of(*dtypes):
+    return next(f for f in FUNCTIONS if f["bwd"] and f["dtypes"][0] in dtypes and f["form"] == "nt" and not f["dropout"])
+
+
+# Gradients of weights whose last tiles several blocks share: one of each way to multiply.
+LAST = [gradient_of("bf16", "f16"), gradient_of("f32"), gradient_of("tf32")]

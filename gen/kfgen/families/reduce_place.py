@@ -12,6 +12,7 @@ from kfgen.families.reduce_cuda import ReduceCuda
 from kfgen.schedule import Instance
 from kfgen.words import COLUMN, ELEM, PLACES
 
+HEADER = "kf/core/reduce_place"
 WORDS = {"rowmax": "max", "rowmin": "min"}
 
 

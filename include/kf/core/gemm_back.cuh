@@ -59,6 +59,7 @@ KF_FN KFI_SMALL kfi_gemm_sizes kfi_back_sizes(const kf_i64 *sizes, int size, boo
     s.cols = weight ? (across ? cols : depth) : turned ? rows : depth;
     s.depth = weight ? rows : cols;
     s.grows = weight || (turned && KFI_GEMM_CLASS > 0); // turned, its columns are the rows
+    s.stays = weight;
     return s;
 }
 // left: whether it is left in the workspace although no blocks share its depth.
@@ -185,9 +186,9 @@ KF_FN KFI_SMALL kf_result_t kfi_back_strip(const kfi_back_call &c, int which)
                              c.t->matrix[tensor],
                              c.beta};
         void *args[] = {&totals};
-        const kf_i64 threads = totals.matrices * totals.cols;
-        const kf_result_t result = kfi_launch(&op.name, op.kernels[KFI_STRIPS + 2 * kfi_gemm_kernels(op.size)],
-                                              dim3((unsigned)kfi_ceil(threads, KFI_TOTALS_THREADS)), KFI_TOTALS_THREADS, args, c.stream);
+        const kf_result_t result =
+            kfi_launch(&op.name, op.kernels[KFI_STRIPS + 2 * kfi_gemm_kernels(op.size)],
+                       dim3((unsigned)kfi_ceil(totals.matrices * totals.cols, 32)), KFI_TOTALS_THREADS, args, c.stream);
         if (result != KF_SUCCESS) return result;
     }
     return KF_SUCCESS;
@@ -291,10 +292,10 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
     const int size = c.op->size, count = kfi_gemm_kernels(size);
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * count;
     void *args[] = {&p->t, &p->g, &p->maps};
-    const kf_i64 blocks = (kf_i64)p->g.tiles.d * p->sizes.matrices * p->choice.splits;
+    const kf_i64 blocks = kfi_gemm_units(p->choice, (kf_i64)p->g.tiles.d, p->sizes.matrices);
     const kf_result_t result =
-        p->tile >= 0 ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps, p->g, p->sizes.matrices, args,
-                                             c.stream, p->tile)
+        p->tile >= 0 ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps, p->g, p->choice, p->sizes.matrices,
+                                             args, c.stream)
                      : kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)], dim3((unsigned)blocks),
                                  (unsigned)kfi_tile_threads(p->choice.tile), args, c.stream, true,
                                  kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));

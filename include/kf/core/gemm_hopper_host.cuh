@@ -141,9 +141,10 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s, i
 }
 // The launch, of a g that was filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel, kfi_gemm_maps *maps, const kfi_gemm &g,
-                                                  kf_i64 matrices, void **args, cudaStream_t stream, int tile)
+                                                  const kfi_gemm_choice &choice, kf_i64 matrices, void **args, cudaStream_t stream)
 {
-    maps->units = (unsigned)((kf_i64)g.tiles.d * matrices * g.splits);
+    const int tile = choice.tile;
+    maps->units = (unsigned)kfi_gemm_units(choice, (kf_i64)g.tiles.d, matrices);
     const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
     return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
                       (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));

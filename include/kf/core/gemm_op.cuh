@@ -141,7 +141,7 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
     const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
     if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) || !kfi_gemm_fill(c.g, s, choice, wide, nullptr)) return false;
     *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout, kfi_gemm_few_pick(s), c.args, c.stream)
-                  : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, s.matrices, c.args, c.stream, tile);
+                  : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, choice, s.matrices, c.args, c.stream);
     return true;
 }
 

@@ -17,10 +17,12 @@ struct kfi_gemm_sizes {
     int products, bytes; // of an element
     bool mma, whole;     // whether the device's code has mma.sync; whether copies of 16 bytes may be made
     bool grows; // by the depth, as a gradient of weights does; else by the rows, and a row's bits do not depend on how many there are
+    bool stays = false; // whether it is a tensor as it is: tiles may be alone
 };
 struct kfi_gemm_choice {
     int tile, how;
     kf_i64 splits, slice;
+    kf_i64 alone = 0; // as kfi_gemm has it
 };
 
 KF_FN kf_i64 kfi_gemm_tiles(const kfi_gemm_sizes &s, int tile)
@@ -36,6 +38,11 @@ KF_FN kf_i64 kfi_gemm_tiles(const kfi_gemm_sizes &s, int tile)
 #define KFI_GEMM_CLASS 64
 #endif
 #endif
+// Blocks that a launch has.
+KF_FN kf_i64 kfi_gemm_units(const kfi_gemm_choice &c, kf_i64 tiles, kf_i64 matrices)
+{
+    return c.alone > 0 ? c.alone + (tiles - c.alone) * c.splits : tiles * matrices * c.splits;
+}
 #define KFI_GEMM_SLICE 64 // of a depth, that a split has a multiple of: stages of every tile, and so the same sums
 KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_sizes &s)
 {
@@ -47,16 +54,23 @@ KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_size
     kfi_gemm_sizes of_class = s;
     if (!s.grows) of_class.rows = 64;
     const kf_i64 tiles = kfi_gemm_tiles(of_class, tile), most = s.depth / (8 * stage); // a split has at least so many stages
-    const kf_i64 wanted = kfi_clamp(KFI_GEMM_SMS * 2 / (tiles > 0 ? tiles : 1), 1, KFI_GEMM_MOST_SPLITS);
-    if (wanted < 2 || most < 2) return;
+    kf_i64 wanted = kfi_clamp(KFI_GEMM_SMS * 2 / (tiles > 0 ? tiles : 1), 1, KFI_GEMM_MOST_SPLITS);
+    if (wanted < 2 && s.stays && s.mma && s.matrices == 1 && s.bytes < 8 && tiles % KFI_GEMM_SMS > 0) {
+        choice->alone = tiles - tiles % KFI_GEMM_SMS; // what is left would take as long as any other turn: all SMs share it
+        wanted = kfi_clamp(KFI_GEMM_SMS / (tiles - choice->alone), 1, KFI_GEMM_MOST_SPLITS);
+    }
+    if (wanted < 2 || most < 2) {
+        choice->alone = 0;
+        return;
+    }
     choice->slice = kfi_ceil(kfi_ceil(s.depth, wanted < most ? wanted : most), KFI_GEMM_SLICE) * KFI_GEMM_SLICE;
     choice->splits = kfi_ceil(s.depth, choice->slice);
 }
 // Clocks of an SM: for what it multiplies at the rate that a tile reaches, and for what a tile costs besides.
 KF_FN KFI_SMALL kf_i64 kfi_gemm_clocks(const kfi_gemm_sizes &s, const kfi_gemm_choice &choice, int rate)
 {
-    const kf_i64 elements = (kf_i64)kfi_tile_rows(choice.tile) * kfi_tile_cols(choice.tile);
-    return kfi_ceil(kfi_gemm_tiles(s, choice.tile) * choice.splits, KFI_GEMM_SMS) * (elements * (choice.slice + 64) / rate + 1000);
+    const kf_i64 elements = (kf_i64)kfi_tile_rows(choice.tile) * kfi_tile_cols(choice.tile), tiles = kfi_gemm_tiles(s, choice.tile);
+    return kfi_ceil(kfi_gemm_units(choice, tiles, 1), KFI_GEMM_SMS) * (elements * (choice.slice + 64) / rate + 1000);
 }
 KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick(const kfi_gemm_sizes &s)
 {
@@ -74,6 +88,7 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick(const kfi_gemm_sizes &s)
         choice = best;
         choice.tile = m.tile;
         choice.how = m.how;
+        if (choice.alone > 0 && kfi_tile_rows(m.tile) != KFI_ALONE_TILE) continue; // the same parts by every kernel
         const kf_i64 clocks = kfi_gemm_clocks(s, choice, m.rate);
         if (least >= 0 && clocks >= least) continue;
         least = clocks;
@@ -86,6 +101,8 @@ KF_FN KFI_SMALL size_t kfi_gemm_workspace(const kfi_gemm_sizes &s)
 {
     const kfi_gemm_choice choice = kfi_gemm_pick(s);
     if (choice.splits < 2) return 0;
+    if (choice.alone > 0)
+        return (size_t)((kfi_gemm_tiles(s, choice.tile) - choice.alone) * choice.splits * KFI_ALONE_TILE * KFI_ALONE_TILE) * 4;
     return (size_t)(s.matrices * choice.splits * s.products * s.rows * (kfi_ceil(s.cols, 8) * 8)) * (s.bytes == 8 ? 8 : 4);
 }
 
@@ -115,6 +132,7 @@ KF_FN KFI_SMALL bool kfi_gemm_fill(kfi_gemm *g, const kfi_gemm_sizes &s, const k
     g->col_tiles = (unsigned)across;
     g->tiles = kfi_make_divisor(down * across);
     g->splits = (unsigned)choice.splits;
+    g->alone = (unsigned)choice.alone;
     g->slice = (int)choice.slice;
     g->wide = wide;
     g->pitch = kfi_ceil(s.cols, 8) * 8;
@@ -124,6 +142,8 @@ KF_FN KFI_SMALL bool kfi_gemm_fill(kfi_gemm *g, const kfi_gemm_sizes &s, const k
 // The kernel that joins what the splits left: vec columns a thread.
 KF_FN KFI_SMALL dim3 kfi_gemm_joint(kfi_gemm *g, const kfi_gemm_sizes &s, int vec)
 {
+    if (g->alone)
+        return dim3((unsigned)kfi_ceil(KFI_ALONE_TILE * KFI_ALONE_TILE / vec, KFI_JOIN_THREADS), (unsigned)g->tiles.d - g->alone);
     const kf_i64 vectors = kfi_ceil(s.cols, vec);
     g->tiles = kfi_make_divisor(vectors);
     return dim3((unsigned)kfi_ceil(vectors * s.rows, KFI_JOIN_THREADS), (unsigned)s.matrices);

@@ -45,7 +45,7 @@ struct kfi_totals {
     kf_i64 out_matrix;
     double beta;
 };
-#define KFI_TOTALS_THREADS 128
+#define KFI_TOTALS_THREADS 256 // of a block, which has 32 columns
 
 #ifdef KFI_DEVICE_PASS
 // Elements of what tensors are made of, and the numbers that are computed with.
@@ -85,6 +85,47 @@ KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, 
     }
     kfi_gemm_pack<of, vec>(stored, values);
     kfi_store_each<size, vec, 1>(to, stored, 0, cell.left, cell.whole);
+}
+
+// Where a tile leaves its sums: behind tiles that are alone, in a place of its own, as if it were the whole matrix.
+template <int size> KFI_DEVICE kfi_gemm_at kfi_gemm_apart(kfi_gemm *g, const kfi_gemm_at &at)
+{
+    kfi_gemm_at own = at;
+    if (!g->alone) return own;
+    g->rows = g->rows - at.row < KFI_ALONE_TILE ? g->rows - at.row : KFI_ALONE_TILE;
+    g->cols = g->cols - at.col < KFI_ALONE_TILE ? g->cols - at.col : KFI_ALONE_TILE;
+    g->pitch = KFI_ALONE_TILE;
+    g->parts = (char *)g->parts + (kf_i64)at.place * (KFI_ALONE_TILE * KFI_ALONE_TILE * size);
+    g->splits = 1;
+    own.row = own.col = 0;
+    own.split = 0;
+    return own;
+}
+// A vector of such a tile, of which blockIdx.y is the number: the sums of those that share it, in the order of the depth. False: there is none.
+template <int size, int vec>
+KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_gemm_cell *cell, const kfi_gemm &g)
+{
+    typedef typename kfi_real<size>::type real;
+    const int one = ((int)blockIdx.x * KFI_JOIN_THREADS + (int)threadIdx.x) * vec;
+    const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_MIDDLE, 1>(g, g.alone + blockIdx.y);
+    static_assert(kfi_tile_rows(KFI_TILE_MIDDLE) == KFI_ALONE_TILE && kfi_tile_cols(KFI_TILE_MIDDLE) == KFI_ALONE_TILE, "kf: one grid of tiles");
+    cell->row = at.row + one / KFI_ALONE_TILE;
+    cell->col = at.col + one % KFI_ALONE_TILE;
+    cell->left = g.cols - cell->col;
+    cell->whole = g.wide && cell->left >= vec;
+    cell->at = 0;
+    if (cell->row >= g.rows || cell->left <= 0) return false;
+    const kf_i64 apart = (kf_i64)gridDim.y * (KFI_ALONE_TILE * KFI_ALONE_TILE);
+    const real *from = (const real *)g.parts + (kf_i64)blockIdx.y * (KFI_ALONE_TILE * KFI_ALONE_TILE) + one;
+    alignas(16) real part[vec];
+    kfi_copy<size * vec>(values, from);
+    for (unsigned split = 1; split < g.splits; ++split) {
+        from += apart;
+        kfi_copy<size * vec>(part, from);
+#pragma unroll
+        for (int e = 0; e < vec; ++e) values[e] += part[e];
+    }
+    return true;
 }
 
 // A thread's columns, and its rows of the block's part. left: columns; none of a thread that has nothing to do.
@@ -169,8 +210,10 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
         const kfi_gemm_side side_b = {{b + at.matrix * b_matrix * kfi_of_bytes(type), nullptr}, {second ? t.b_ld[1] : t.b_ld[0], 0}};
         kfi_gemm_add<type, tile, layout, 1, how>(sums, side_a, side_b, at, g);
     }
-    if (g.splits > 1 || !t.out) {
-        kfi_gemm_leave<tile, size, layout, 1, vec>(sums, at, g);
+    if (at.leaves || !t.out) {
+        kfi_gemm in = g;
+        const kfi_gemm_at own = kfi_gemm_apart<size>(&in, at);
+        kfi_gemm_leave<tile, size, layout, 1, vec>(sums, own, in);
         return;
     }
 #pragma unroll 1
@@ -202,8 +245,10 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
     while (kfi_ring_next<tile, 1>(&ring, &at, g, maps)) {
         float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
-        if (g.splits > 1 || !t.out) {
-            kfi_ring_leave<tile, 1>(sums, at, g);
+        if (at.leaves || !t.out) {
+            kfi_gemm in = g;
+            const kfi_gemm_at own = kfi_gemm_apart<4>(&in, at);
+            kfi_ring_leave<tile, 1>(sums, own, in);
             continue;
         }
 #pragma unroll 1
@@ -223,7 +268,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 #endif
 }
 // Of floats, as the sum of so many of tf32.
-template <int layout, int parts> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+template <int layout, int parts>
+KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
@@ -238,7 +284,9 @@ template <int layout, int parts> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floa
                                  {t.a_ld[0], t.a_ld[1]}};
         const kfi_gemm_side b = {{(const float *)t.b[0] + at.matrix * t.b_matrix[0], (const float *)t.b[1] + at.matrix * t.b_matrix[1]},
                                  {t.b_ld[0], t.b_ld[1]}};
-        const bool leaves = g.splits > 1 || !t.out;
+        const bool leaves = at.leaves || !t.out;
+        kfi_gemm in = g;
+        const kfi_gemm_at there = kfi_gemm_apart<4>(&in, at);
         float sums[KFI_HALVES_SUMS];
         kfi_halves_multiply<layout, parts>(sums, &own, count);
 #pragma unroll 1
@@ -251,9 +299,10 @@ template <int layout, int parts> KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floa
                 if (cell.left <= 0) continue;
                 alignas(16) float values[4];
                 kfi_halves_take<layout, 1, parts>(values, own, cell, 0, a, b, at, t.count);
-                if (leaves)
-                    kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, at.matrix, at.split, 0, g), values);
-                else
+                if (leaves) {
+                    cell.row += there.row - at.row, cell.col += there.col - at.col;
+                    kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, there.matrix, there.split, 0, in), values);
+                } else
                     kfi_gemm_keep<KFI_OF_F32, 4>(values, cell, at.matrix, t);
             }
             __syncwarp();
@@ -269,23 +318,37 @@ template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gem
     kfi_begin();
     kfi_gemm_cell cell;
     kf_i64 matrix;
-    if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
     alignas(16) typename kfi_real<size>::type values[vec];
-    kfi_gemm_join<size, 1, vec>(values, cell, matrix, 0, g);
+    if (g.alone) {
+        if (!kfi_gemm_join_shared<size, vec>(values, &cell, g)) return;
+        matrix = 0;
+    } else {
+        if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
+        kfi_gemm_join<size, 1, vec>(values, cell, matrix, 0, g);
+    }
     kfi_gemm_keep<of, vec>(values, cell, matrix, t);
 #endif
 }
-// of: what out is made of. Few additions: float64 costs nothing here.
+// of: what out is made of. A warp has 32 columns and each eighth part, so that a vector of few columns, of which there are many parts, does
+// not wait for one after the other; the warps' sums are added up in their order. Few additions: float64 costs nothing here.
 template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_TOTALS_THREADS) kfk_gemm_totals(kfi_totals t)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
+    constexpr int warps = KFI_TOTALS_THREADS / 32;
+    __shared__ double sums[KFI_TOTALS_THREADS];
     kfi_begin();
-    const kf_i64 one = (kf_i64)blockIdx.x * KFI_TOTALS_THREADS + threadIdx.x, matrix = one / t.cols, col = one - matrix * t.cols;
-    if (matrix >= t.matrices) return;
+    const kf_i64 one = (kf_i64)blockIdx.x * 32 + threadIdx.x % 32, matrix = one / t.cols, col = one - matrix * t.cols;
+    const bool there = matrix < t.matrices;
     const real *const from = (const real *)t.parts + matrix * t.count * t.apart + col;
     double total = 0;
-    for (kf_i64 part = 0; part < t.count; ++part) total += (double)from[part * t.apart];
+#pragma unroll 8
+    for (kf_i64 part = threadIdx.x / 32; part < (there ? t.count : 0); part += warps) total += (double)from[part * t.apart];
+    sums[threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.x >= 32 || !there) return;
+#pragma unroll
+    for (int warp = 1; warp < warps; ++warp) total += sums[warp * 32 + threadIdx.x];
     char *const to = (char *)t.out + (matrix * t.out_matrix + col) * kfi_of_bytes(of);
     real value = (real)total, old;
     if (t.beta != 0) {

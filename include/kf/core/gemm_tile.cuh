@@ -60,10 +60,11 @@ struct kfi_gemm {
     unsigned row_tiles, col_tiles;
     kfi_divisor tiles; // of a matrix
     unsigned splits;   // of the depth: blocks that have the same tile
+    unsigned alone;    // tiles of the one matrix that no blocks share, the first ones; 0: splits speaks of all tiles
     int slice;         // of the depth, of each: a multiple of a stage
     int wide;          // all that the kernel's own code reads and writes begins at multiples of a vector, and so do its rows
     kf_i64 pitch;      // of partial sums: columns, up to a multiple of 8
-    void *parts;       // [matrix][split][product][rows][pitch] where there are several splits
+    void *parts;       // [matrix][split][product][rows][pitch] where there are several splits; behind tiles that are alone [split][tile] of them
 };
 
 // A matrix that is multiplied. Products that share an A have a B each.
@@ -78,6 +79,8 @@ struct kfi_gemm_at {
     int begin, end; // of the depth
     unsigned split;
     kf_i64 matrix;
+    bool leaves;    // whether others have the same tile
+    unsigned place; // behind tiles that are alone: of its sums among the parts
 };
 
 // Several results of one row, and where they belong.
@@ -88,6 +91,7 @@ struct kfi_gemm_cell {
 };
 
 #define KFI_JOIN_THREADS 256 // of the kernel that joins split depths
+#define KFI_ALONE_TILE 128   // rows and columns, where some tiles are shared and others are not
 
 KFI_BOTH constexpr int kfi_put_pitch(int tile) { return kfi_warp_cols(tile) + 8; }
 
@@ -107,16 +111,25 @@ template <> struct kfi_real<8> {
 template <int tile, int products> KFI_DEVICE kfi_gemm_at kfi_gemm_locate(const kfi_gemm &g, unsigned block = blockIdx.x)
 {
     kfi_gemm_at at;
-    const unsigned turn = (unsigned)kfi_divide(block, g.tiles), own = block - turn * (unsigned)g.tiles.d;
+    unsigned turn = (unsigned)kfi_divide(block, g.tiles), own = block - turn * (unsigned)g.tiles.d, splits = g.splits;
+    at.place = 0;
+    if (g.alone) { // and the others are the last ones, of which all first parts come first
+        const unsigned shared = (unsigned)g.tiles.d - g.alone;
+        splits = block < g.alone ? 1 : g.splits;
+        at.place = block < g.alone ? 0 : block - g.alone;
+        turn = at.place / shared;
+        own = block < g.alone ? block : g.alone + at.place - turn * shared;
+    }
+    at.leaves = splits > 1;
     const unsigned band = own / (KFI_TILES_DOWN * g.col_tiles), first = band * KFI_TILES_DOWN;
     const unsigned down = g.row_tiles - first < KFI_TILES_DOWN ? g.row_tiles - first : KFI_TILES_DOWN;
     const unsigned in_band = own - first * g.col_tiles, across = in_band / down;
     at.row = (int)(first + in_band - across * down) * kfi_tile_rows(tile);
     at.col = (int)across * (kfi_tile_cols(tile) / products);
-    at.matrix = g.splits > 1 ? turn / g.splits : turn;
-    at.split = turn - (unsigned)at.matrix * g.splits;
+    at.matrix = splits > 1 ? turn / splits : turn;
+    at.split = turn - (unsigned)at.matrix * splits;
     at.begin = (int)at.split * g.slice; // there is no split without depth
-    at.end = g.depth - at.begin < g.slice ? g.depth : at.begin + g.slice;
+    at.end = g.depth - at.begin < g.slice || !at.leaves ? g.depth : at.begin + g.slice;
     return at;
 }
 
