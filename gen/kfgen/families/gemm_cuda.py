@@ -251,6 +251,10 @@ class GemmCuda(Cuda):
     def strip_reads(self, seam):
         return [s for s in seam.reads if s in self.k.ins]
 
+    def strip_ahead(self, seam):
+        """Whether the next row is on its way while one is computed. Of more tensors four blocks of an SM would not have registers for it."""
+        return self.k.bwd and DOT not in seam.reads and sum(s.reads != "result" for s in self.strip_reads(seam)) <= 2
+
     def strip_guard(self, stream):
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
         found = found + [f"t.p[{self.number(stream)}]"] * (stream.absent is not None)
