@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns shapes.toml and the manifest into a list of cases: one function at one shape. Needs no GPU and no PyTorch."""
+"""Turns shapes.toml, with a file of shapes/ for each family, and the manifest into a list of cases: one function at one shape. Needs no GPU and no
+PyTorch."""
 
 import dataclasses
 import math
@@ -201,9 +202,21 @@ def _listed(entry, manifest, data):
         yield made
 
 
+def read():
+    """The tables of shapes.toml with what the families' own files add: cases to its sets, entries to its other tables."""
+    data = tomllib.loads(PATH.read_text())
+    for path in sorted(PATH.with_suffix("").glob("*.toml")):
+        more = tomllib.loads(path.read_text())
+        for name, entry in more.pop("set", {}).items():
+            data["set"][name]["cases"] = data["set"][name].get("cases", []) + entry["cases"]
+        for name, entries in more.items():
+            data[name] |= entries
+    return data
+
+
 def load(name, manifest):
     """(the set's entry, its cases)."""
-    data = tomllib.loads(PATH.read_text())
+    data = read()
     if name not in data["set"]:
         raise SystemExit(f"bench: no set {name!r} in {PATH.name}; there are {', '.join(data['set'])}")
     entry, lists, cases = data["set"][name], data["functions"], {}  # by key: two shapes of as many elements are one case to a function of n

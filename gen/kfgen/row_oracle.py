@@ -15,7 +15,7 @@ from kfgen.derive import in_order
 from kfgen.emit import evaluate
 from kfgen.entries import names_read
 from kfgen.expr import Graph, parse
-from kfgen.words import BOOLEAN, PER_COUNT, PRIMITIVES, row_names
+from kfgen.words import BOOLEAN, PER_COUNT, PLACES, PRIMITIVES, row_names
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
@@ -76,8 +76,11 @@ def _product(a):
     return Tape(np.prod(a.value, -1, keepdims=True), [(a, rule)])
 
 
-WORDS = {"sum": _reduce, "prod": _product, "argmax": lambda a: Tape(np.argmax(a.value, -1, keepdims=True)),
-         "argmin": lambda a: Tape(np.argmin(a.value, -1, keepdims=True)),
+def _place(word):
+    return lambda a: Tape(getattr(np, word)(a.value, -1, keepdims=True))  # NumPy's words too
+
+
+WORDS = {"sum": _reduce, "prod": _product, **{word: _place(word) for word in PLACES},
          "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
          "min": lambda a, b=None: _extreme(a, b, "min")}
 

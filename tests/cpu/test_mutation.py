@@ -368,35 +368,8 @@ BROKEN = {
     "row: a row's values once an op": (
         "kf/ops/rms_norm.kernels.h", r"\n +(row1 = )",
         r"\nstatic int begun; if (!begun++) \1", ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_bwd_f32",)),
-    "a place: the last of equal ones": (
-        "kf/core/reduce_place.h", r"KFI_CPU_PLACES\(max, f32, float, uint32_t, le\)",
-        "KFI_CPU_PLACES(max, f32, float, uint32_t, lt)", ("kf_cpu_argmax_f32", "kf_cpu_argmax_bf16",)),
-    "a place: all lanes' of the first one's": (
-        "kf/core/reduce_place.h", r"turn\[j\] \* m->down \+ k;",
-        "turn[j] * m->down;", ("kf_cpu_argmax_f32", "kf_cpu_argmin_f64",)),
-    "a place: every part's where the first one's is": (
-        "kf/core/reduce_place.h", r"memcpy\(places \+ u->part \* m->results",
-        "memcpy(places + 0 * u->part * m->results", ("kf_cpu_argmin_f32",)),
-    "pairs: as many heads of the other tensor": (
-        "kf/core/pairs.h", r"heads = m->heads\[tensor\]",
-        "heads = m->heads[0]", ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16",)),
-    "pairs: no positions are all the first": (
-        "kf/core/pairs.h", r"!m->numbers \? row :",
-        "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
-    "pairs: frequencies by the position": (
-        "kf/core/pairs.h", r"m->computed \? 0 : position", "m->computed ? position / 4096 : position", ("kf_cpu_rope_computed_f32",)),
-    "normalised heads: both weights' sums in one place": (
-        "kf/core/normed_pairs.h", r"kfi_partial\(m->sums, block, tensor\)",
-        "kfi_partial(m->sums, block, 0)", ("kf_cpu_rope_rms_norm_qk_bwd_f32",)),
-    "normalised heads: what is behind the pairs a vector too early": (
-        "kf/core/normed_pairs.h", r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
-        "p->first[0] = paired ? p->at * p->step : p->at", ("kf_cpu_rope_rms_norm_qk_f32",)),
-    "embeddings: the gradient of a row outside is whatever is there": (
-        "kf/core/normed_lookup.h", r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
-        "(void)bytes", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
-    "embeddings: the padding's number in every table": (
-        "kf/core/normed_lookup.h", r"m->skipped\[i\]", "m->skipped[0]", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
 }
+BROKEN |= cases.said("BROKEN")
 # Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(
     ("row: every block's sums in the first one's place", "row: the last block is left out", "row: blocks of fewer rows"), [((601, 403), "normal", 0)])

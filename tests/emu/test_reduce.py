@@ -4,11 +4,13 @@ alone, in C and in the emulation of CUDA."""
 
 import subprocess
 
+import cases
 import checks
 import emulator
 import kflib
 import numpy as np
 import pytest
+import storage
 import toolkit
 import user_ops
 
@@ -25,21 +27,8 @@ brief = "mean and variance"
 operands = { x = "elem" }
 outputs = { centre = "mean(x)", spread = "d = x - mean(x); mean(d * d)" }
 refs = { centre = "mean(x)", spread = "mean((x - mean(x)) * (x - mean(x)))" }
-[op.farthest]
-family = "reduce"
-brief = "where |x| is largest"
-operands = { x = { kind = "elem", grad = false } }
-outputs = { place = "argmax(abs(x))" }
-refs = { place = "argmax(abs(x))" }
-[op.nearest]
-family = "reduce"
-brief = "the smallest |x| * scale, and where it is"
-operands = { x = { kind = "elem", grad = false } }
-scalars = { scale = 2 }
-outputs = { gap = "min(abs(x) * scale)", place = "argmin(abs(x) * scale)" }
-refs = { gap = "min(np.abs(x) * scale)", place = "argmin(np.abs(x) * scale)" }
 """
-PLACES = ("farthest", "nearest")
+PLACES = cases.of_family("reduce_place")
 SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 130)]
 
 
@@ -47,9 +36,11 @@ SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 
 def built(request, include, tmp_path_factory):
     """(the library, an arena, the spec file, functions): those above, and some of kf's own."""
     folder = tmp_path_factory.mktemp("own")
-    path, _, functions = user_ops.load(OWN, folder, activations=["none", "silu"])
-    functions = [f for f in functions if f["op"] in ("distance_{act}", "moments", *PLACES) and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "i32"])]
-    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "amax", "argmax", "argmin") and f["dtypes"] == ["f32"]]
+    path, _, functions = user_ops.load(OWN + PLACES.OWN, folder, activations=["none", "silu"])
+    own = ("distance_{act}", "moments", *PLACES.OWN_OPS)
+    functions = [f for f in functions if f["op"] in own and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "i32"])]
+    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "amax", *PLACES.FUNCTIONS) and f["dtypes"] == ["f32"]]
+    functions += [f for f in kflib.manifest()["functions"] if f["op"] in PLACES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])]
     directories = [*include, folder]
     if request.param == "cpu":
         lib = kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories)
@@ -73,8 +64,8 @@ def test_own_entries(built):
 def test_own_places(built):
     """Of an expression's values, with the value there or without."""
     lib, memory, path, functions = built
-    own = [f for f in functions if f["op"] in PLACES]
-    assert {(f["op"], *f["dtypes"]) for f in own} == {(op, *d) for op in PLACES for d in (("f32",), ("bf16",), ("bf16", "i32"))}
+    own = [f for f in functions if f["op"] in PLACES.OWN_OPS]
+    assert {(f["op"], *f["dtypes"]) for f in own} == {(op, *d) for op in PLACES.OWN_OPS for d in (("f32",), ("bf16",), ("bf16", "i32"))}
     for f in own:
         for i, sizes in enumerate(s for s in SIZES if s[1]):
             checks.run(lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,))
@@ -86,15 +77,18 @@ def test_the_first_of_equals(built, sizes):
     lib, memory, _, functions = built
     for seed, draws in enumerate(([1.0], [0.0, -0.0], [-np.inf, -np.inf], [np.inf, np.nan], [1.0, 2.0, -1.0], [0.5] * 400 + [np.nan, 0.75, 0.25])):
         rng = np.random.default_rng(seed)
-        for f in [f for f in functions if f["op"] in ("argmax", "argmin")]:
+        for f in [f for f in functions if f["op"] in PLACES.FUNCTIONS]:
             call = checks.Layout(lib, f, sizes)
-            call.put("x", rng.choice(draws, call.data["x"].shape).astype(np.float32))
+            dtype = f["dtypes"][0]
+            call.put("x", storage.from_float(rng.choice(draws, call.data["x"].shape), dtype))
             result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
             assert result == 0, lib.detail
-            got, x = call.outputs(back), call.data["x"]
-            want = np.expand_dims((np.argmax if f["op"] == "argmax" else np.argmin)(x, 1), 1)
+            got, x = call.outputs(back), storage.to_float(call.data["x"], dtype)
+            want = np.expand_dims(getattr(np, f["op"])(x, 1), 1)
             assert np.array_equal(got["index"][:, None], want), (f["name"], draws)
-            assert np.array_equal(got["out"][:, None].view(np.uint32), np.take_along_axis(x, want, 1).view(np.uint32)), (f["name"], draws)
+            best, value = np.take_along_axis(x, want, 1), storage.to_float(got["out"], dtype)[:, None]
+            assert np.array_equal(value, best, equal_nan=True), (f["name"], draws)
+            assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (f["name"], draws)  # 0 or -0, whichever it was
 
 
 @pytest.mark.parametrize("axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)])
@@ -132,7 +126,7 @@ int main()
 {
     for (long long outer, axis, vec; scanf("%lld %lld %lld", &outer, &axis, &vec) == 3;) {
         kfi_reduce g, longer;
-        kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false);
+        kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false, 1);
         longer = g;
         kfi_reduce_lengthen(&longer, (int)vec, 64);
         kfi_reduce never = g;

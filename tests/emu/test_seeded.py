@@ -67,7 +67,7 @@ SEEDED = {
         "kf/core/map_device.cuh", r"at\.next = at\.row \+ 1 <", "at.next = at.row + 2 <",
         ("kf_batch_norm_f32", "kf_batch_norm_bf16"), ()),
     "a lane less in a shuffle": (
-        "kf/core/map.cuh", r"step = 16; step > 0;", "step = 16; step > 1;",
+        "kf/core/map_device.cuh", r"step = 16; step > 0; step >>= 1\) sum \+=", "step = 16; step > 1; step >>= 1) sum +=",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
     "a row's last warp": (
         "kf/core/row_reduce.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
@@ -140,31 +140,6 @@ SEEDED = {
     "the row before on its way": (
         "kf/ops/rms_norm.device.cuh", r"\(row \+ apart\)", "(row)",
         ("kf_rms_norm_bwd_f32",), ()),
-    "the place of the last of equal ones": (
-        "kf/core/reduce_place.cuh", r"b <= a : b >= a", "b < a : b > a", ("kf_argmax_f32", "kf_argmin_bf16"), ()),
-    "a place among the rows of one thread": (
-        "kf/core/reduce_place.cuh", r"\(kf_i64\)turn\[e\] << g\.y", "(kf_i64)turn[e]", ("kf_argmax_f32",), ()),
-    "the first head of the other tensor in this one's place": (
-        "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
-    "the last head of a block left out of a weight's gradient": (
-        "kf/ops/rope_rms_norm_qk.device.cuh", r"l < per_block; \+\+l", "l + 1 < per_block; ++l", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
-    "a weight's sums read before all have left theirs": (
-        "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
-    "half of the threads of a head": (
-        "kf/core/normed_pairs.cuh", r"by = across / 2", "by = across / 4", ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"), ()),
-    "the last of equal elements, two at a time": (
-        "kf/ops/argmax.device.cuh", r"int e = vec - 1; e >= 0; --e", "int e = 0; e < vec; ++e", ("kf_argmax_bf16",), ()),
-    "a warp left out of a gathered row's sums": (
-        "kf/core/normed_lookup.cuh", r"unsigned w = 1; w < warps", "unsigned w = 2; w < warps", ("kf_embedding_add_layer_norm_f32",), ()),
-    "a gathered row's sums read before all have left theirs": (
-        "kf/core/normed_lookup.cuh", r"= v\[i\];\n\s*__syncthreads\(\);", "= v[i];", ("kf_embedding_add_layer_norm_f32",), ()),
-    "what lies behind the last cut of a number": (
-        "kf/core/normed_lookup.cuh", r"cut \+ 1, last \+ 1", "cut + 1, last", ("kf_embedding_add_layer_norm_bwd_f32",), ()),
-    "what a number has before its first cut": (
-        "kf/core/normed_lookup.cuh", r"begin < first \|\| end <= behind", "begin <= first || end <= behind",
-        ("kf_embedding_add_layer_norm_bwd_f32",), ()),
-    "losses of the first rows in every chunk": (
-        "kf/ops/linear_cross_entropy.host.cuh", r"x \+ kfi_first", "x + 0 * kfi_first", ("kf_linear_cross_entropy_f32",), ()),
     "a product's gradient added to all that is there": (
         "kf/core/gemm_sum.cuh", r"values\[e\] \+= \(real\)t\.beta \* old", "values[e] += old", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"), ()),
     "the second product with the first one's weights": (
@@ -203,12 +178,14 @@ SEEDED |= {
     "a band's columns with a gap for no gap": (
         "kf/core/row_band.cuh", r"\* \(p\.gap \+ g\.inner\) \+ u\.first", "* g.inner + u.first", ("kf_batch_norm_train_f32",), ()),
 }
+SEEDED |= cases.said("FAULTS")
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
 SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
-# Reductions over an axis, one of which joins twice in a kernel.
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", "argmax") and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+# Reductions over an axis, one of which joins twice in a kernel; of places one.
+PLACES = [f["op"] for f in samples.MANIFEST if f["family"] == "reduce" and any(a.get("var") == "I" for a in f["arguments"])][:1]
+REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", *PLACES) and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
 BANDS = [f for f in samples.MANIFEST if f["op"] == "batch_norm_train_{act}" and f["dtypes"] in (["f32"], ["f64"]) and f["activation"] == "none"]
 # Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
 PRODUCTS = [f for f in samples.MANIFEST if f["op"] == "linear_{act}_mul" and f["bwd"] and f["activation"] == "none"
@@ -222,7 +199,7 @@ def users(path):
     if path.name == "gemm_sum.cuh":
         return PRODUCTS
     if path.name.startswith("reduce"):
-        return [f for f in REDUCED if (f["op"] == "argmax") == (path.name == "reduce_place.cuh")]
+        return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduce.cuh")]
     if path.name == "row_band.cuh":
         return BANDS
     return [f for f in SUMS if (f["family"] == "row") == path.name.startswith("row")]

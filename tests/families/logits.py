@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `logits`: shapes [rows, cols, depth], labels of which some are no column, and the oracle in float64."""
 
+import re
+
+import kflib
 import numpy as np
 import storage
 
@@ -12,6 +15,9 @@ LARGE = (1, 2**40, 1)
 # The size that is too much.
 OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
 LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
+TORCH = (3, 5, 4)  # as PyTorch's tests call it
+EXTENTS = {"rows": (5,), "cols": (9,), "depth": (4,)}  # as those of functions on tensors do
+COUNTED = [("rows", "depth"), ("cols", "depth"), ("rows", "cols")]  # sizes of tensors whose elements are counted
 IGNORED = -100
 ROWS_OF_A_PRODUCT = True
 KERNELS_OF_OTHERS = True  # whose own tests reach each of them
@@ -128,3 +134,30 @@ def check(call, got, weights=None):
             compute = "f64" if expected.dtype == "f64" else "f32"
             storage.compare(found, want, a["dtype"], compute, call.f["tolerance"]["factor"], scale, np.ones_like(scale), np.zeros_like(scale), False,
                             f"{call.where}: {name}", not np.isfinite(want).all())
+
+
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "losses of the first rows in every chunk": (
+        "kf/ops/linear_cross_entropy.host.cuh", r"x \+ kfi_first", "x + 0 * kfi_first", ("kf_linear_cross_entropy_f32",), ()),
+}
+
+
+def entry(pattern):
+    """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
+    text = (kflib.ROOT / "gen/spec/logits.toml").read_text().partition(f'[op.{pattern}]\n')[2].partition("\n\n")[0]
+    lines = [line for line in text.splitlines() if line.partition(" ")[0] not in ("family", "brief", "source", "since")]
+    return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
+
+
+# tests/support/odd_names.py has these entries with all the names that there are.
+NAMES = {"logits": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]}
+FEW_NAMES = {"logits": 5}  # its code has few that do not begin with kfi_
+SOME_NAMES = {"logits": {"apart", "chunk", "weight"}}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = {"linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
+             "linear_cross_entropy_with_grad": (0, True, "with both of these", False)}
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"logits": ("kf_linear_cross_entropy_bf16", 104000)}
+# Of the Python package that level 1 builds it has none: units of theirs have all products in them, half a minute of compilation.
+ON_TENSORS = ["linear_cross_entropy_with_grad"]  # that level 1 has of functions on tensors

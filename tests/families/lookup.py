@@ -14,6 +14,9 @@ OVERFLOWS = [((2**30, 2**30, 3), "cols"), ((3, 2**30, 2**30), "cols"), ((2**59, 
 LAUNCHES = 11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
 
 
+TORCH = (3, 4, 7)  # as PyTorch's tests call it
+EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,)}  # as those of functions on tensors do
+COUNTED = [("rows", "cols"), ("vocab", "cols")]  # sizes of tensors whose elements are counted
 READ_AT_PLACES = True  # of a table what is read is counted, not the whole
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
@@ -63,3 +66,28 @@ def check(call, got, weights=None):
         return
     found = storage.to_float(got[name], dtype)
     storage.compare(found, want, dtype, compute, 2 * terms, size, terms * np.ones_like(size), size, False, f"{call.where}: {name}")
+
+
+# tests/support/odd_names.py has these entries with all the names that there are.
+NAMES = {"lookup": ["""
+operands = { <w> = "table", <i> = { kind = "number", dtype = "I", grad = false } }
+scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0 }
+expr = "<w> * <s>"
+ref = "<w> * <s>"
+"""]}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(("embedding",), (0, True, "with numbers of 32 bits too", True))
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"lookup": ("kf_embedding_bwd_bf16", 44500)}
+PACKAGED = ["embedding"]  # that the Python package has which level 1 builds
+ON_TENSORS = ["embedding"]  # that level 1 has of functions on tensors
+
+
+def reference(t):
+    """PyTorch's own, which has no -1 as the number of no row: tests/support/torchops.py."""
+    import torch
+
+    return [torch.nn.functional.embedding(t["index"], t["weight"])]
+
+
+REFERENCES = {"embedding": reference}

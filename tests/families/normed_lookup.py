@@ -2,6 +2,7 @@
 """The family `normed_lookup`: shapes [rows, cols, vocab, positions, types], numbers of which some are of no row, and the oracle in float64: the
 closed form of layer norm and its gradient, which nothing that is tested shares."""
 
+import cases
 import numpy as np
 import storage
 
@@ -9,7 +10,8 @@ import storage
 # added up at a time, tables of more rows than a digit of the sort tells apart; nothing at all.
 SHAPES = [[(6, 16, 8, 4, 2), 0], [(5, 13, 9, 3, 2), 1], [(7, 64, 5, 6, 3), 0], [(40, 8, 3, 5, 1), 0], [(0, 8, 4, 2, 2), 0], [(6, 0, 4, 2, 2), 0],
           [(5, 8, 0, 2, 2), 0], [(5, 8, 3, 2, 0), 0], [(1, 1, 1, 1, 1), 1], [(9, 1024, 7, 4, 2), 0], [(700, 12, 300, 40, 2), 0],
-          [(2, 2056, 4, 2, 2), 0], [(3, 8208, 3, 2, 2), 0], [(3, 24, 70000, 5, 2), 0], [(2, 4099, 3, 2, 1), 0]]
+          [(2, 2056, 4, 2, 2), 0], [(5, 512, 6, 3, 2), 0], [(4, 256, 3, 2, 2), 0], [(3, 8208, 3, 2, 2), 0], [(3, 24, 70000, 5, 2), 0],
+          [(2, 4099, 3, 2, 1), 0]]
 MORE = [[(r, c, v, 7, 2), (r + c) % 3] for r in (1, 33, 257, 2000) for c in (1, 7, 16, 96, 257, 768) for v in (1, 255, 1000)]
 LARGE = (2**45, 1, 2, 2, 2)  # more blocks than a launch may have
 OVERFLOWS = [((2**30, 2**30, 3, 3, 3), "cols"), ((3, 2**30, 2**30, 3, 3), "cols"), ((3, 2**30, 3, 2**30, 3), "cols"),
@@ -19,15 +21,9 @@ CALLS = ([(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)], [(67, 97, 33, 40,
 TORCH = (3, 4, 7, 5, 2)  # as PyTorch's tests call it
 EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,), "positions": (5,), "types": (2,)}  # as those of functions on tensors do
 COUNTED = [("rows", "cols"), ("vocab", "cols"), ("positions", "cols"), ("types", "cols")]  # sizes of tensors whose elements are counted
-READ_AT_PLACES = True  # of a table what is read is counted, not the whole
-FAR = {"i64": 2**40, "i32": 2**31 - 1}
+LOOKUP = cases.of_family("lookup")
+READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
-
-
-def prepare(call):
-    """A gradient is added to half of what is there in some calls."""
-    if call.f["bwd"] and sum(call.sizes) % 2:
-        call.scalars["beta"] = 0.5
 
 
 def draw(rng, call, a, values):
@@ -155,7 +151,7 @@ def backward(call, got, compute, limit):
 
 
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = ["""
+NAMES = {"normed_lookup": ["""
 operands.<w> = "table"
 operands.<p> = "positions"
 operands.<t> = "types"
@@ -167,4 +163,30 @@ scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0, 
 saved = { <l> = "sum(<w> * <e> + <p> - <t>)" }
 expr = "(<w> * <e> + <p> - <t>) * <g> * <s> - <l>"
 ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
-"""]
+"""]}
+
+
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "a warp left out of a gathered row's sums": (
+        "kf/core/normed_lookup.cuh", r"unsigned w = 1; w < warps", "unsigned w = 2; w < warps", ("kf_embedding_add_layer_norm_f32",), ()),
+    "a gathered row's sums read before all have left theirs": (
+        "kf/core/normed_lookup.cuh", r"= v\[i\];\n\s*__syncthreads\(\);", "= v[i];", ("kf_embedding_add_layer_norm_f32",), ()),
+    "what lies behind the last cut of a number": (
+        "kf/core/normed_lookup.cuh", r"cut \+ 1, last \+ 1", "cut + 1, last", ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+    "what a number has before its first cut": (
+        "kf/core/normed_lookup.cuh", r"begin < first \|\| end <= behind", "begin <= first || end <= behind",
+        ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+}
+# The same in C: tests/cpu/test_mutation.py.
+BROKEN = {
+    "embeddings: the gradient of a row outside is whatever is there": (
+        "kf/core/normed_lookup.h", r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
+        "(void)bytes", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+    "embeddings: the padding's number in every table": (
+        "kf/core/normed_lookup.h", r"m->skipped\[i\]", "m->skipped[0]", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True))
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}

@@ -4,6 +4,7 @@ oracle in float64: the closed form of root mean square and its gradient, which n
 
 import types
 
+import cases
 import numpy as np
 import storage
 
@@ -123,4 +124,67 @@ FORMS = {"both": types.SimpleNamespace(
     LARGE=(2**45, 1, 1, 2, 1, 2), FEW_BLOCKS=True,
     OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
     CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
+    TORCH=(3, 4, 2, 6, 2, 5), EXTENTS={"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
+    COUNTED=[("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")],
     prepare=prepare, draw=draw, check=check)}
+
+
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "the last head of a block left out of a weight's gradient": (
+        "kf/ops/rope_rms_norm_qk.device.cuh", r"l < per_block; \+\+l", "l + 1 < per_block; ++l", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
+    "a weight's sums read before all have left theirs": (
+        "kf/ops/rope_rms_norm_qk.device.cuh", r"= sum\[e\];\n\s*__syncthreads\(\);", "= sum[e];", ("kf_rope_rms_norm_qk_bwd_f32",), ()),
+    "half of the threads of a head": (
+        "kf/core/normed_pairs.cuh", r"by = across / 2", "by = across / 4", ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"), ()),
+}
+# The same in C: tests/cpu/test_mutation.py.
+BROKEN = {
+    "normalised heads: both weights' sums in one place": (
+        "kf/core/normed_pairs.h", r"kfi_partial\(m->sums, block, tensor\)",
+        "kfi_partial(m->sums, block, 0)", ("kf_cpu_rope_rms_norm_qk_bwd_f32",)),
+    "normalised heads: what is behind the pairs a vector too early": (
+        "kf/core/normed_pairs.h", r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
+        "p->first[0] = paired ? p->at * p->step : p->at", ("kf_cpu_rope_rms_norm_qk_f32",)),
+}
+# tests/support/odd_names.py has these entries with all the names that there are.
+NAMES = {"normed_pairs": ["""
+operands.<x> = { kind = "neighbours", parts = ["<a>", "<b>"] }
+operands.<k> = "more"
+operands.<w> = "scale"
+operands.<v> = "scale"
+operands.<c> = { kind = "angle", dtype = "acc", grad = false }
+operands.<d> = { kind = "angle", dtype = "acc", grad = false }
+operands.<i> = { kind = "number", dtype = "I", grad = false }
+scalars = { <s> = 2.0, <e> = 1.0 }
+norm = "head * rsqrt(mean(head * head) + <s>) * weight"
+outputs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
+refs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
+"""]}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(("rope_rms_norm_qk", "rope_interleaved_rms_norm_qk"), (0, True, "with numbers of 32 bits too", True))
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"normed_pairs": ("kf_rope_rms_norm_qk_bwd_bf16", 61000)}
+ON_TENSORS = ["rope_rms_norm_qk"]  # that level 1 has of functions on tensors
+
+
+# What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
+HALVES = '{ kind = "halves", parts = ["a", "b"] }'
+
+
+def normed(operands, norm):
+    """An op of pairs behind a norm of each head."""
+    return cases.of_family("pairs").turned(operands, "normed_pairs") + f"norm = {norm}\n"
+
+
+REFUSED = {
+    "one weight for two tensors": (normed(f'q = {HALVES}, k = "more", w = "scale"', '"head * weight * sum(head)"'), "op.turn", "operands",
+                                   "with a weight for each", 'k_weight = "scale"'),
+    "a norm without a weight": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * sum(head)"'), "op.turn", "norm",
+                                "not an element made of `head`, `weight`", "rsqrt"),
+    "a norm of the largest": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * weight / max(head)"'), "op.turn", "norm",
+                              "not an element made of `head`, `weight`", "rsqrt"),
+    "a norm that reads an operand": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * w * sum(head)"'), "op.turn", "norm",
+                                     "reads `w`", "docs/hacking.md"),
+    "no norm": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', "1"), "op.turn", "norm", "is 1", "head * rsqrt"),
+}

@@ -16,6 +16,9 @@ LARGE = (2**45, 1, 2, 1, 2)
 OVERFLOWS = [((2**30, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 2**30, 2**30), "pairs"), ((2**59, 1, 1, 1, 1), "rows")]  # the size that is too much
 # Of a program that calls every function, small and of several parts for threads: tests/support/every_call.c.
 CALLS = ([(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)], [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)])
+TORCH = (3, 2, 6, 2, 5)  # as PyTorch's tests call it
+EXTENTS = {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)}  # as those of functions on tensors do
+COUNTED = [("rows", "heads", "dim"), ("positions", "pairs")]  # sizes of tensors whose elements are counted
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 
@@ -96,11 +99,75 @@ FORMS = {"both": types.SimpleNamespace(
     LARGE=(2**45, 1, 1, 2, 1, 2),
     OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
     CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
+    TORCH=(3, 4, 2, 6, 2, 5), EXTENTS={"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
+    COUNTED=[("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")],
     prepare=prepare, draw=draw, check=check)}
 # The same without a table by positions.
-SINGLE = types.SimpleNamespace(SHAPES=SHAPES, MORE=MORE, LARGE=LARGE, OVERFLOWS=OVERFLOWS, CALLS=CALLS)
+SINGLE = types.SimpleNamespace(SHAPES=SHAPES, MORE=MORE, LARGE=LARGE, OVERFLOWS=OVERFLOWS, CALLS=CALLS, TORCH=TORCH, EXTENTS=EXTENTS, COUNTED=COUNTED)
 for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])):
     FORMS[_form] = types.SimpleNamespace(
         SHAPES=[[s[:-1], shift] for s, shift in _of.SHAPES], MORE=[[s[:-1], shift] for s, shift in _of.MORE], LARGE=_of.LARGE[:-1],
         OVERFLOWS=[(s[:-1], word) for s, word in _of.OVERFLOWS if word != "pairs"], CALLS=tuple([s[:-1] for s in found] for found in _of.CALLS),
+        TORCH=_of.TORCH[:-1], EXTENTS={size: n for size, n in _of.EXTENTS.items() if size != "positions"}, COUNTED=[*_of.COUNTED[:-1], ("pairs",)],
         prepare=prepare, draw=draw, check=check)
+
+
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "the first head of the other tensor in this one's place": (
+        "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
+}
+# The same in C: tests/cpu/test_mutation.py.
+BROKEN = {
+    "pairs: as many heads of the other tensor": (
+        "kf/core/pairs.h", r"heads = m->heads\[tensor\]",
+        "heads = m->heads[0]", ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16",)),
+    "pairs: no positions are all the first": (
+        "kf/core/pairs.h", r"!m->numbers \? row :",
+        "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
+    "pairs: frequencies by the position": (
+        "kf/core/pairs.h", r"m->computed \? 0 : position", "m->computed ? position / 4096 : position", ("kf_cpu_rope_computed_f32",)),
+}
+# tests/support/odd_names.py has these entries with all the names that there are.
+NAMES = {"pairs": ["""
+operands.<x> = { kind = "halves", parts = ["<a>", "<b>"] }
+operands.<k> = "more"
+operands.<c> = { kind = "angle", dtype = "acc", grad = false }
+operands.<d> = { kind = "angle", dtype = "acc", grad = false }
+operands.<i> = { kind = "number", dtype = "I", grad = false }
+scalars = { <s> = 2.0 }
+outputs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
+refs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
+"""]}
+# Which functions there are: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(("rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk", "rope_computed", "rope_computed_qk",
+                           "rope_interleaved_computed", "rope_interleaved_computed_qk"), (0, True, "with numbers of 32 bits too", True))
+# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+COMPILED = {"pairs": ("kf_rope_bf16", 44500)}
+PACKAGED = ["rope_qk"]  # that the Python package has which level 1 builds
+ON_TENSORS = ["rope", "rope_interleaved_qk", "rope_computed", "rope_computed_qk"]  # that level 1 has of functions on tensors
+
+
+# What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
+HALVES = '{ kind = "halves", parts = ["a", "b"] }'
+
+
+def turned(operands, family="pairs"):
+    """An op of pairs."""
+    place = '{ kind = "number", dtype = "I", grad = false }'
+    return f'''[op.turn]
+family = "{family}"
+brief = "a, b to b, a"
+operands = {{ {operands}, place = {place} }}
+outputs = {{ first = "b", second = "a" }}
+refs = {{ first = "b", second = "a" }}
+'''
+
+
+REFUSED = {
+    "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
+    "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
+    "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
+    "a table and frequencies": (turned(f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
+                                       'dtype = "acc", grad = false }'), "op.turn", "operands", "not one of pairs", '"frequency"'),
+}

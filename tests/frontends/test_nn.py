@@ -82,6 +82,12 @@ def same(got, want, tolerance=1e-10):
     assert got.shape == want.shape and ((got - want).abs() <= tolerance * (1 + want.abs())).all()
 
 
+def test_every_activation_s_module_is_made():
+    """Also those that the package has no kernels of."""
+    for name in _classes.activations():
+        assert isinstance(getattr(own, name)(), getattr(nn, name, nn.Module))
+
+
 @pytest.mark.parametrize("name, args, kwargs, inputs, op", TWINS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(TWINS)])
 def test_twins(name, args, kwargs, inputs, op):
     modules = pair(name, args, kwargs)

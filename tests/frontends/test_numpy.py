@@ -54,15 +54,6 @@ def test_axes(kf):
         close(kf.ops.batch_norm_train(x, dim=dim), layer_norm(x, own))
 
 
-def test_places(kf):
-    x = draw(2, 3, 4)
-    x[:, 1] = x[:, 2]  # of equal ones the first
-    for dim in (-1, 0, 1):
-        value, index = kf.ops.argmax(x, dim=dim)
-        assert index.dtype == np.int64 and np.array_equal(index, x.argmax(dim)) and np.array_equal(value, x.max(dim))
-    assert kf.ops.argmax(x, dim=None)[1] == x.argmax()
-
-
 def test_running_statistics_are_updated_in_place(kf):
     x, mean, var = draw(6, 3), np.zeros(3, np.float32), np.ones(3, np.float32)
     kf.ops.batch_norm_train(x, mean, var, momentum=1.0)

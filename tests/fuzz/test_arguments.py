@@ -52,12 +52,7 @@ def meet(a, b):
 
 
 # Tensors whose elements are counted, in turn; of others all sizes are one.
-SIZES_OF = {"lookup": [("rows", "cols"), ("vocab", "cols")], "paired": [("rows", "heads", "dim"), ("positions", "pairs")],
-            "computed_paired": [("rows", "heads", "dim"), ("pairs",)],
-            "computed_both": [("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("pairs",)],
-            "both": [("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")]}
-SIZES_OF["logits"] = [("rows", "depth"), ("cols", "depth"), ("rows", "cols")]
-SIZES_OF |= dict.fromkeys(("nn", "nt", "tn", "tt"), [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))])
+SIZES_OF = dict.fromkeys(("nn", "nt", "tn", "tt"), [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))])
 
 
 def operands_of(f, values, sizes):

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import cases
 import kflib
 import odd_names
 import pytest
@@ -67,7 +68,7 @@ def test_signatures(line):
     assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
 
 
-WEIGHTS, LABELS = "with float32 weights or results", "with labels of 32 bits too"
+WEIGHTS, LABELS = "with float32 weights or results", "with numbers of 32 bits too"
 HEAVY = ("relu", "leaky_relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardswish", "tanh", "mish")
 WIDE, WIDE_LABELS = "with float32 gradients of weights", "with both of these"
 # op: (activations, whether none is one, dtypes of the forward, gradients)
@@ -90,17 +91,14 @@ FAMILY = {
                     (0, True, WEIGHTS, True)),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
     "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
-    "linear_cross_entropy": (0, True, LABELS, False), "linear_cross_entropy_with_grad": (0, True, WIDE_LABELS, False),
     **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
-    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)), **dict.fromkeys(("argmax", "argmin"), (0, True, LABELS, False)),
+    **dict.fromkeys(("amax", "amin"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False),
-    **dict.fromkeys(("embedding", "embedding_add_layer_norm", "rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk",
-                     "rope_rms_norm_qk", "rope_computed", "rope_computed_qk", "rope_interleaved_computed", "rope_interleaved_computed_qk",
-                     "rope_interleaved_rms_norm_qk"), (0, True, LABELS, True)),
     **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_{act}_glu",
                      "linear_nn_{act}", "{act}_mul_linear"),
                     (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
-    **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True))}
+    **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True)),
+    **cases.said("FUNCTIONS")}
 
 
 @pytest.mark.parametrize("pattern", FAMILY)
@@ -164,9 +162,9 @@ def test_the_identifiers_are_found(tmp_path, family):
     for o in spec.load([tmp_path / f"{family}.toml"]).ops.values():
         parts = (p for q in o.operands for p in (q.name, *q.parts))
         given |= {*parts, *o.scalars, *o.outputs, *o.saved, *o.own.get("load", ()), *o.own.get("products", ())}
-    assert set(names_) <= given and len(names_) > (30 if family != "logits" else 5)  # whose code has few names that do not begin with kfi_
-    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "persistent", "kept0", "row0"}, "reduce": {"unit", "row0_s"},
-            "logits": {"apart", "chunk", "weight"}}
+    assert set(names_) <= given and len(names_) > cases.said("FEW_NAMES").get(family, 30)
+    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "persistent", "kept0", "row0"},
+            "reduce": {"unit", "row0_s"}} | cases.said("SOME_NAMES")
     assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mistake in a spec file is answered with the file, the entry, the field and what to do."""
 
+import cases
 import pytest
 from kfgen import spec
 from kfgen.cli import main
@@ -33,21 +34,6 @@ def row(name="share", **change):
 
 def reduce(**change):
     return entry("op", '"total"', ROW | {"family": '"reduce"', "expr": '"sum(x)"', "ref": '"sum(x)"'}, change)
-
-
-def turned(operands):
-    """An op of pairs."""
-    place = '{ kind = "number", dtype = "I", grad = false }'
-    return entry("op", '"turn"', {"family": '"pairs"', "brief": '"a, b to b, a"', "operands": f"{{ {operands}, place = {place} }}",
-                                  "outputs": '{ first = "b", second = "a" }', "refs": '{ first = "b", second = "a" }'}, {})
-
-
-def normed(operands, norm):
-    """An op of pairs behind a norm of each head."""
-    return turned(operands).replace('"pairs"', '"normed_pairs"') + f"norm = {norm}\n"
-
-
-HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 
 def weight(of, **change):
@@ -196,36 +182,13 @@ CASES = {
     "saved over an axis": (reduce(saved='{ s = "sum(x)" }'), "op.total", "saved", "belongs to ops over rows", 'family = "row"'),
     "column over an axis": (reduce(expr='"sum(x * column)"'), "op.total", "expr", "reads `column`, which is not one of: count, inf, x",
                              "docs/hacking.md"),
-    # Pairs.
-    "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
-    "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
-    "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
-    "a table and frequencies": (turned(f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
-                                       'dtype = "acc", grad = false }'), "op.turn", "operands", "not one of pairs", '"frequency"'),
-    "one weight for two tensors": (normed(f'q = {HALVES}, k = "more", w = "scale"', '"head * weight * sum(head)"'), "op.turn", "operands",
-                                   "with a weight for each", 'k_weight = "scale"'),
-    "a norm without a weight": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * sum(head)"'), "op.turn", "norm",
-                                "not an element made of `head`, `weight`", "rsqrt"),
-    "a norm of the largest": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * weight / max(head)"'), "op.turn", "norm",
-                              "not an element made of `head`, `weight`", "rsqrt"),
-    "a norm that reads an operand": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', '"head * w * sum(head)"'), "op.turn", "norm",
-                                     "reads `w`", "docs/hacking.md"),
-    "no norm": (normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', "1"), "op.turn", "norm", "is 1", "head * rsqrt"),
-    "a place that has a gradient": (reduce(expr='"argmax(x)"'), "op.total", "outputs", "more than one place and the value there", "grad = false"),
-    "a place among other things": (reduce(expr='"argmax(x) + 1"', operands='{ x = { kind = "elem", grad = false } }'), "op.total", "outputs",
-                                   "more than one place", "argmax(x)"),
-    "a place and another value": (reduce(expr=None, ref=None, operands='{ x = { kind = "elem", grad = false } }',
-                                         outputs='{ out = "min(x)", index = "argmax(x)" }', refs='{ out = "min(x)", index = "argmax(x)" }'),
-                                  "op.total", "outputs", "more than one place", "argmax(x)"),
-    "a place of a sum": (reduce(expr='"argmax(sum(x))"'), "op.total", "expr", "calls `argmax` of 1 arguments", "docs/hacking.md"),
-    "a place over rows": (row(expr='"argmax(x)"'), "op.share", "expr", "calls `argmax`; the words are", "docs/hacking.md"),
     "empty as a number": (reduce(empty='"zero"'), "op.total", "empty", "is 'zero'", '"error"'),
     "empty over rows": (row(empty='"error"'), "op.share", "empty", "is 'error'", 'family = "reduce"'),
     **{f"operand called {name} over an axis": (reduce(operands=f'{{ {name} = "elem" }}', expr=f'"sum({name})"'), "op.total", "operands",
                                                f"`{name}` cannot be used", "lower-case word") for name in ("axis", "inner", "count")},
     # Ops over rows.
     "family of a number": (row(family="3"), "op.share", "family", "is 3", '"row"'),
-    "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", "map, row"),
+    "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", ", row"),
     "row's kinds": (row(operands='{ x = "half" }'), "op.share", "operands", "x is {'kind': 'half'}", "elem, row, per_row, channel"),
     "half of a row": (row(operands='{ x = { kind = "half", parts = ["x1", "x2"] } }'), "op.share", "operands", "'kind': 'half'", "per_row"),
     "per_row elsewhere": (op(operands='{ a = "elem", b = "per_row" }'), "op.plus_{act}", "operands", "{'kind': 'per_row'}", "elem, row, channel"),
@@ -316,6 +279,7 @@ CASES = {
                            "the gradient for `w` is zero", "grad = false"),
     "unread per_row": (row(operands='{ x = "elem", r = "per_row" }'), "op.share", "operands", "`r` is not read", "remove it"),
     "scalar called x": (act(scalars="{ x = 1 }"), "activation.twice", "scalars", "`x` cannot be used", "lower-case word"),
+    **cases.said("REFUSED"),
 }
 
 

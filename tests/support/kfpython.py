@@ -14,10 +14,9 @@ import kflib
 
 SOURCE = kflib.ROOT / "frontends/python"
 # Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
-OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "argmax", "batch_norm_train", "cast", "scale_mask_softmax",
+OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "batch_norm_train", "cast", "scale_mask_softmax",
        "scale_bool_mask_softmax", "scale_causal_softmax", "linear", "linear_act_glu", "act_linear", "linear_dropout_add", "matmul_nn", "matmul_nt",
-       "matmul_tn", "embedding", "rope_qk")
-# Losses of logits are level 2's: units of theirs have all products in them, half a minute of compilation.
+       "matmul_tn", *cases.listed("PACKAGED"))
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
 # From level 2 on the environment may say fewer: all activations of all ops are an hour of compilation.

@@ -27,7 +27,8 @@ DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", 
 IN_C = kflib.on("cpu", FUNCTIONS)
 CPU = {"native": [f for f in IN_C if cases.sampled(f)], "plain": IN_C} if cases.LEVEL > 1 else {"native": kflib.on("cpu", GATE)}
 ON_CUDA = kflib.on("cuda", GATE)
-CUDA = {"default": ON_CUDA, "nofma": [f for f in ON_CUDA if cases.sampled(f)]}
+# Without contraction from level 2 on one of each schedule and its dtypes: an activation's own words are contracted or not in C's builds, too.
+CUDA = {"default": ON_CUDA, "nofma": kflib.on("cuda", selection.of_schedules()) if cases.LEVEL > 1 else [f for f in ON_CUDA if cases.sampled(f)]}
 GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)

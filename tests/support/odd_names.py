@@ -11,14 +11,6 @@ from kfgen import spec
 from kfgen.families import FAMILIES
 from kfgen.render import Renderer, Selection
 
-
-def of_logits(pattern):
-    """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
-    text = (kflib.ROOT / "gen/spec/logits.toml").read_text().partition(f'[op.{pattern}]\n')[2].partition("\n\n")[0]
-    lines = [line for line in text.splitlines() if line.partition(" ")[0] not in ("family", "brief", "source", "since")]
-    return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
-
-
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
 ENTRIES = {
     "map": ["""
@@ -79,39 +71,6 @@ operands = { <a> = "elem", <b> = "elem" }
 scalars = { <s> = 2.0 }
 outputs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
 refs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
-""", """
-operands = { <a> = { kind = "elem", grad = false } }
-outputs = { <y> = "max(<a>)", <i> = "argmax(<a>)" }
-refs = { <y> = "max(<a>)", <i> = "argmax(<a>)" }
-"""],
-    "lookup": ["""
-operands = { <w> = "table", <i> = { kind = "number", dtype = "I", grad = false } }
-scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0 }
-expr = "<w> * <s>"
-ref = "<w> * <s>"
-"""],
-    "pairs": ["""
-operands.<x> = { kind = "halves", parts = ["<a>", "<b>"] }
-operands.<k> = "more"
-operands.<c> = { kind = "angle", dtype = "acc", grad = false }
-operands.<d> = { kind = "angle", dtype = "acc", grad = false }
-operands.<i> = { kind = "number", dtype = "I", grad = false }
-scalars = { <s> = 2.0 }
-outputs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
-refs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
-"""],
-    "normed_pairs": ["""
-operands.<x> = { kind = "neighbours", parts = ["<a>", "<b>"] }
-operands.<k> = "more"
-operands.<w> = "scale"
-operands.<v> = "scale"
-operands.<c> = { kind = "angle", dtype = "acc", grad = false }
-operands.<d> = { kind = "angle", dtype = "acc", grad = false }
-operands.<i> = { kind = "number", dtype = "I", grad = false }
-scalars = { <s> = 2.0, <e> = 1.0 }
-norm = "head * rsqrt(mean(head * head) + <s>) * weight"
-outputs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
-refs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
 """],
     "gemm": ["""
 operands = { <x> = "left", <g> = "left", <w> = "right", <r> = "row", <e> = "elem" }
@@ -127,9 +86,9 @@ products = { <p> = "<h> * <w>", <q> = "<h> * <v>" }
 saved = { <t> = "<p>", <u> = "<q>" }
 expr = "act(<t>) * <u>"
 ref = "act(<p>) * <q>"
-"""],
-    "logits": [of_logits("linear_cross_entropy"), of_logits("linear_cross_entropy_with_grad")]}
-ENTRIES |= {name: own.NAMES for name in FAMILIES if (own := cases.of_family(name)) and hasattr(own, "NAMES")}
+"""]}
+for _name, _entries in cases.said("NAMES").items():
+    ENTRIES[_name] = ENTRIES.get(_name, []) + _entries
 HOLE = re.compile(r"<(\w+)>")
 # One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
 ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"gemm": "silu"}

@@ -11,8 +11,7 @@ from kfgen import runtime
 # Of the CPU: of each layout some.
 OPS = ["{act}", "add", "axpby", "cast", "mse", "prelu_bias", "act_dropout", "act_glu", "bias", "bias_dropout_add", "layer_norm", "softmax",
        "cross_entropy", "sum", "amax", "instance_norm", "batch_norm", "batch_norm_train", "group_norm", "scale_mask_softmax", "linear",
-       "linear_act_glu", "act_linear", "matmul_tn", "embedding", "rope", "rope_interleaved_qk", "rope_rms_norm_qk",
-       "rope_computed", "rope_computed_qk", "linear_cross_entropy_with_grad"]
+       "linear_act_glu", "act_linear", "matmul_tn", *cases.listed("ON_TENSORS")]
 MADE = runtime_ops.choose(OPS if cases.LEVEL == 1 else None, ["f32", "bf16", "i64"] if cases.LEVEL == 1 else None,
                           None if cases.LEVEL > 2 else ["none", "gelu", "leaky_relu"])
 FUNCTION_OF = {(f.op, f.bwd): f for f in runtime.functions(MADE)}

@@ -20,11 +20,6 @@ SHAPES = {
     "flat": {"n": (2, 3, 4)}, "rows": {"rows": (2, 3), "cols": (40,)}, "axis": {"outer": (2, 3), "axis": (5,), "inner": (2, 2)},
     "planes": {"outer": (2,), "channels": (3,), "inner": (2, 5)}, "channels": {"outer": (4,), "channels": (3,), "inner": (5, 2)},
     "heads": {"batch": (2, 2), "heads": (2,), "queries": (3,), "keys": (8,)},
-    "lookup": {"rows": (2, 3), "cols": (8,), "vocab": (7,)}, "logits": {"rows": (5,), "cols": (9,), "depth": (4,)},
-    "paired": {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
-    "both": {"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
-    "computed_paired": {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,)},
-    "computed_both": {"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,)},
     "groups": {"outer": (3,), "length": (), "groups": (2,), "channels": (6,), "inner": (2, 3)},
     **{form: {"batch": (2,), "rows": (2, 3) if form[0] == "n" else (6,), "cols": (33,), "depth": (20,)} for form in ("nt", "nn", "tn", "tt")}}
 

@@ -20,16 +20,13 @@ from kernel_fusion import _table  # noqa: E402
 
 FUNCTIONS = [f for f in packed.functions(kflib.manifest()) if not f["bwd"]]
 FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5), "groups": (2, 6, 4), "channels": (3, 2, 4), "axis": (2, 4, 3),
-         **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4)),  # of products: batch, rows, cols, depth
-         # all sizes, as the functions take them
-         "lookup": (3, 4, 7), "paired": (3, 2, 6, 2, 5), "both": (3, 4, 2, 6, 2, 5), "computed_paired": (3, 2, 6, 2),
-         "computed_both": (3, 4, 2, 6, 2), "logits": (3, 5, 4)}
+         **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4))}  # of products: batch, rows, cols, depth
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
 DROPPED = {"p": 0.4, "rng": (3, 4)}  # of dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # What the benchmarks leave out: the weights of classes; and -1 as the number of no row.
-OWN = {"embedding": lambda t: [torch.nn.functional.embedding(t["index"], t["weight"])],
-       "nll": lambda t: [torch.nn.functional.nll_loss(t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none")]}
+OWN = {"nll": lambda t: [torch.nn.functional.nll_loss(t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none")],
+       **cases.said("REFERENCES")}
 
 
 def sizes_of(f):

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families there are: the one place where one is named, and where a user's own, in folders of their own, are added."""
+"""The families there are: a module of this folder each, and a user's own, in folders of their own."""
 
+import importlib
 import importlib.util
+import inspect
 import pathlib
+import pkgutil
 
 from kfgen.entries import NAME
 from kfgen.families.family import Family
-from kfgen.families.gemm import Gemm
-from kfgen.families.logits import Logits
-from kfgen.families.lookup import Lookup
-from kfgen.families.map import Map
-from kfgen.families.normed_lookup import NormedLookup
-from kfgen.families.normed_pairs import NormedPairs
-from kfgen.families.pairs import Pairs
-from kfgen.families.reduce import Reduce
-from kfgen.families.row import Row
 
-FAMILIES = {family.name: family for family in (Map(), Row(), Reduce(), Lookup(), Pairs(), NormedPairs(),
-                                               NormedLookup(), Gemm(), Logits())}
+
+def _listed():
+    """Those of this folder: a module `<family>.py` has the class derived from Family whose name that is."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        for made in vars(importlib.import_module(f"{__name__}.{module}")).values():
+            if inspect.isclass(made) and issubclass(made, Family) and made.name == module:
+                yield made()
+
+
+FAMILIES = {family.name: family for family in _listed()}
 OWN = {}  # {folder: family}
 
 

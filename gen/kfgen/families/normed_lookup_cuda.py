@@ -67,7 +67,8 @@ class NormedLookupCuda(RowsCuda):
 
     @property
     def own_instances(self):
-        ways = (self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)
+        ways = [(self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)]
+        ways += [(self.vec, self.held - 1, 1)] * (not self.k.bwd)  # of 768 columns a thread of a warp has three vectors, not four
         return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
 
     @property

@@ -9,7 +9,7 @@ from kfgen.families.family import wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
-from kfgen.families.reduce_place import CALLS, WORDS, PlaceC, PlaceCuda, check_places, sought
+from kfgen.families.reduce_place import CALLS, HEADER, WORDS, PlaceC, PlaceCuda, check_places, sought
 from kfgen.passes import reduced
 from kfgen.words import COUNT, ELEM
 
@@ -73,7 +73,7 @@ class ReduceKernel(RowsKernel):
 class PlaceKernel(ReduceKernel):
     """Of an op whose result is the place of an element: value and place are one reduction, found in one sweep."""
 
-    header = "kf/core/reduce_place"
+    header = HEADER
     part_size = 16  # a place and the value there
     order_note = ""
 

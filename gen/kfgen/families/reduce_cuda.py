@@ -11,7 +11,7 @@ from kfgen.schedule import Instance
 
 class ReduceCuda(RowsCuda):
     template, geometry = "reduce_kernel", "kfi_reduce"
-    packed = False  # whether a third kernel is for axes whose elements lie side by side, in aligned vectors
+    flat = True  # whether a third kernel is for axes whose elements lie side by side, in aligned vectors
     longest = 0  # vectors of a thread at most, where bits do not depend on which thread has which
 
     @functools.cached_property
@@ -31,7 +31,13 @@ class ReduceCuda(RowsCuda):
     @property
     def ahead(self):
         """Vectors of a tensor that a thread has on their way."""
-        return 8 if len(self.k.loads) < 2 else 4 if len(self.k.loads) < 4 else 2
+        return 8 if len(self.k.loads) < 2 and self.k.slots else 4 if len(self.k.loads) < 4 else 2
+
+    @property
+    def blocks(self):
+        """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
+        as many values (bench/NOTES.md)."""
+        return "" if not self.again or self.k.dtype.size == 8 else ", 3" if self.k.dtype.size == 4 else ", whole == 2 ? 3 : 2"
 
     @functools.cached_property
     def program(self):
@@ -46,4 +52,4 @@ class ReduceCuda(RowsCuda):
 
     @property
     def instances(self):
-        return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0)]
+        return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0, 2)]

@@ -12,6 +12,7 @@ from kfgen.families.reduce_cuda import ReduceCuda
 from kfgen.schedule import Instance
 from kfgen.words import COLUMN, ELEM, PLACES
 
+HEADER = "kf/core/reduce_place"
 WORDS = {"rowmax": "max", "rowmin": "min"}
 
 
@@ -71,14 +72,14 @@ class PlaceCuda(ReduceCuda):
         return lines, text
 
     @property
-    def packed(self):
+    def flat(self):
         """Whether two elements are compared at a time: those of two bytes, as they are."""
         node = self.k.graph.nodes[self.k.key]
         return self.k.dtype.size == 2 and node.op == "var" and len(self.k.loads) == 1
 
     @property
     def instances(self):
-        return super().instances + [Instance(f"kfk_{self.k.name}_packed", ("act",))] * self.packed
+        return super().instances[:2] + [Instance(f"kfk_{self.k.name}_packed", ("act",))] * self.flat
 
     def listing(self):
         """What is computed, in order, for a reader."""

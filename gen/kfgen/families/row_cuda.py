@@ -55,7 +55,8 @@ class RowCuda(RowsCuda):
             most = 384 if size == 2 else 512  # two blocks an SM, whose threads have 80 or 64 registers
             return [(4, most, most, most), persistent]
         if self.transcendental:  # what is computed of a value is in registers as well: 32 of them
-            return [(4, 256, 256, 1024), persistent] if size == 2 else [(4, 512, 512, 512), (8, 512, 512, 1024), persistent]
+            few = 512 if self.last_pass else 32  # what stores no elements keeps nothing: one warp as far as eight vectors go
+            return [(4, 256, 256, 1024), persistent] if size == 2 else [(4, few, few, few), (8, 512, 512, 1024), persistent]
         full = 256 if size == 2 else 512
         # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
         few = full if self.k.row_loads else 32
@@ -147,6 +148,15 @@ class RowCuda(RowsCuda):
         return {s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts}
 
     @property
+    def strips(self):
+        """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms
+        need no reduction of its row. Of two at most, for which there is shared memory."""
+        k = self.k
+        early = [p.sums for p in self.program.passes[:1]]
+        return (0 < len(k.sums) < 3 and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
+                and early == [{s.name: early[0].get(s.name) for s in k.sums}])
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)
@@ -161,11 +171,14 @@ class RowCuda(RowsCuda):
         in_registers = [vectors for vectors, *_ in self.in_registers]
         found = [(v, 0) for v in in_registers[:-1]] + ([] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))])
         state = ("from_state",) if self.k.keeps else ()
-        return [Instance(f"kfk_{self.k.name}", ("act", vectors, 2 * stay + whole, *state)) for vectors, stay in found for whole in (1, 0)]
+        ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)] + [(in_registers[0], 1)] * self.strips
+        return [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
 
     @property
     def bounds(self):
         """Threads of a block at most: of a row, or of several rows' blocks."""
+        if self.strips:
+            return str(max(self.in_registers[-1][2], 512))
         least = 256 if self.k.sums else 128
         found = [f"in_registers == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.in_registers[:-1]]
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.

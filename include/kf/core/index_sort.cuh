@@ -19,6 +19,9 @@
 #ifndef KFI_SORT_ROUNDS                       // fewer where an emulation is to have several tiles of short tensors
 #define KFI_SORT_ROUNDS 8
 #endif
+#ifndef KFI_SORT_WIDE
+#define KFI_SORT_WIDE 4096 // numbers below which a warp searches for each: a search waits for memory at each step
+#endif
 #define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
 #define KFI_SORT_WARPS (KFI_SORT_THREADS / 32)
 
@@ -30,6 +33,7 @@ struct kfi_sort {
     kf_i64 *counts, *totals;      // counts[digit][tile], totals[digit]
     kf_i64 tiles;
     int shift; // of the digit
+    int wide;  // whether a warp looks for where a number begins, or a thread
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -41,6 +45,30 @@ template <int dtype> KFI_DEVICE kf_i64 kfi_sort_key(const kfi_sort &s, kf_i64 pl
     const kf_i64 v = kfi_number(kfi_tag<dtype>(), s.numbers, place);
     return v >= 0 && v < s.below && v != s.skipped ? v : s.below;
 }
+// Of a thread's places, `apart` from each other, those and their digits, all on their way at once; -1 behind the last one.
+template <int dtype> KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 first, int apart, kf_i64 *place, int *digit)
+{
+#pragma unroll
+    for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
+        const kf_i64 i = first + r * apart;
+        place[r] = i < s.count ? s.from ? s.from[i] : i : -1;
+    }
+#pragma unroll
+    for (int r = 0; r < KFI_SORT_ROUNDS; ++r)
+        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
+}
+// The lanes of a warp with the same digit: what they add, one of them adds. All lanes call it.
+KFI_DEVICE unsigned kfi_sort_same(int digit)
+{
+    unsigned same = __ballot_sync(0xffffffffu, digit >= 0);
+#pragma unroll
+    for (int bit = 0; bit < KFI_SORT_BITS; ++bit) {
+        const unsigned with = __ballot_sync(0xffffffffu, digit >> bit & 1);
+        same &= digit >> bit & 1 ? with : ~with;
+    }
+    return same;
+}
+KFI_DEVICE int kfi_sort_rank(unsigned same) { return __popc(same & ((1u << threadIdx.x % 32) - 1)); }
 // The sum of what the threads before have, of KFI_SORT_THREADS; `room` holds as many values. total: of all of them.
 KFI_DEVICE kf_i64 kfi_sort_before(kf_i64 own, kf_i64 *room, kf_i64 *total)
 {
@@ -67,10 +95,13 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_coun
     __shared__ int found[KFI_SORT_THREADS];
     found[threadIdx.x] = 0;
     __syncthreads();
+    kf_i64 place[KFI_SORT_ROUNDS];
+    int digit[KFI_SORT_ROUNDS];
+    kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + threadIdx.x, KFI_SORT_THREADS, place, digit);
+#pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
-        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + r * KFI_SORT_THREADS + threadIdx.x;
-        if (i >= s.count) break;
-        atomicAdd(&found[kfi_sort_key<dtype>(s, s.from ? s.from[i] : i) >> s.shift & (KFI_SORT_THREADS - 1)], 1);
+        const unsigned same = kfi_sort_same(digit[r]);
+        if (digit[r] >= 0 && kfi_sort_rank(same) == 0) atomicAdd(&found[digit[r]], __popc(same));
     }
     __syncthreads();
     s.counts[threadIdx.x * s.tiles + blockIdx.x] = found[threadIdx.x];
@@ -110,12 +141,13 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     // A warp has a run of its own, in rounds of neighbours.
     kf_i64 place[KFI_SORT_ROUNDS];
     int digit[KFI_SORT_ROUNDS];
+    unsigned same[KFI_SORT_ROUNDS];
+    kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + warp * KFI_SORT_ROUNDS * 32 + lane, 32, place, digit);
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
-        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SORT_TILE + (warp * KFI_SORT_ROUNDS + r) * 32 + lane;
-        place[r] = i < s.count ? s.from ? s.from[i] : i : -1;
-        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
-        if (digit[r] >= 0) atomicAdd(&of_warp[warp][digit[r]], 1);
+        same[r] = kfi_sort_same(digit[r]);
+        if (digit[r] >= 0 && kfi_sort_rank(same[r]) == 0) of_warp[warp][digit[r]] += __popc(same[r]);
+        __syncwarp();
     }
     __syncthreads();
     int before = 0;
@@ -127,18 +159,11 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
-        unsigned same = __ballot_sync(0xffffffffu, digit[r] >= 0);
-#pragma unroll
-        for (int bit = 0; bit < KFI_SORT_BITS; ++bit) {
-            const unsigned with = __ballot_sync(0xffffffffu, digit[r] >> bit & 1);
-            same &= digit[r] >> bit & 1 ? with : ~with;
-        }
-        const int rank = __popc(same & ((1u << lane) - 1));
-        const int first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
+        const int rank = kfi_sort_rank(same[r]), first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
         __syncwarp();
         if (digit[r] >= 0) {
             s.to[begin[digit[r]] + first + rank] = place[r];
-            if (rank == 0) of_warp[warp][digit[r]] = first + __popc(same);
+            if (rank == 0) of_warp[warp][digit[r]] = first + __popc(same[r]);
         }
         __syncwarp();
     }
@@ -149,16 +174,20 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
-    const kf_i64 v = (kf_i64)blockIdx.x * KFI_SORT_THREADS + threadIdx.x;
+    // The first place whose number is v or more, between `low` and `high`: a warp looks at 32 places at a time, where there are few numbers.
+    const int lane = s.wide ? (int)threadIdx.x % 32 : 0, probes = s.wide ? 32 : 1;
+    const kf_i64 v = ((kf_i64)blockIdx.x * KFI_SORT_THREADS + threadIdx.x) / probes;
     if (v > s.below) return;
-    kf_i64 low = 0, high = s.count; // the first place whose number is v or more
+    kf_i64 low = 0, high = s.count;
     while (low < high) {
-        const kf_i64 middle = low + (high - low) / 2;
-        if (kfi_sort_key<dtype>(s, s.to[middle]) < v)
-            low = middle + 1;
-        else
-            high = middle;
+        const kf_i64 step = (high - low + probes) / (probes + 1), at = low + (lane + 1) * step - 1;
+        const bool before = at < high && kfi_sort_key<dtype>(s, s.to[at]) < v;
+        const int behind = s.wide ? __popc(__ballot_sync(0xffffffffu, before)) : before;
+        const kf_i64 end = low + (behind + 1) * step - 1;
+        low += behind * step;
+        if (end < high) high = end;
     }
+    if (lane > 0) return;
     s.begin[v] = low;
 #endif
 }
@@ -203,7 +232,9 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const
         if (result == KF_SUCCESS) result = kfi_launch(name, kernels[2], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
         if (result != KF_SUCCESS) return result;
     }
-    return kfi_launch(name, kernels[3], dim3((unsigned)(s->below / KFI_SORT_THREADS + 1)), KFI_SORT_THREADS, args, stream);
+    s->wide = s->below < KFI_SORT_WIDE;
+    const kf_i64 searches = (s->below + 1) * (s->wide ? 32 : 1);
+    return kfi_launch(name, kernels[3], dim3((unsigned)kfi_ceil(searches, KFI_SORT_THREADS)), KFI_SORT_THREADS, args, stream);
 }
 #endif
 

@@ -46,12 +46,9 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_
 #pragma unroll
     for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
     __syncthreads();
-    // Now a warp has some columns, one after the other, and a lane two groups (one where there are 32).
+    // Now a warp has some columns, one after the other.
     for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES; c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
-        double sum = buffer[threadIdx.x % 32][c];
-        if (KFI_SUM_GROUPS == 64) sum += buffer[threadIdx.x % 32 + KFI_SUM_GROUPS / 2][c];
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        const double sum = kfi_sum_groups(&buffer[0][c], 4 * KFI_SUM_LANES + 1);
         const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES * 4 + c;
         if (threadIdx.x % 32 == 0 && i < s.count) kfi_store_sum(kfi_tag<dtype>(), out, i, sum);
     }

@@ -263,6 +263,15 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
     }
 }
 
+// What the groups of the second stage have of a column, `stride` apart, added up by a warp: a lane has two of them (one where there are 32).
+KFI_DEVICE double kfi_sum_groups(const double *column, int stride)
+{
+    double sum = column[(int)(threadIdx.x % 32) * stride];
+    if (KFI_SUM_GROUPS == 64) sum += column[(int)(threadIdx.x % 32 + KFI_SUM_GROUPS / 2) * stride];
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
 // Output k, by selection: a computed index would put the arguments into local memory.
 KFI_DEVICE void *kfi_sum_out(const kfi_sums &s, unsigned k) { return k == 0 ? s.out[0] : k == 1 ? s.out[1] : k == 2 ? s.out[2] : s.out[3]; }
 // acc, dtype: codes of kf_dtype_t

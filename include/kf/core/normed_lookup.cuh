@@ -74,6 +74,15 @@ template <int vec, class T> KFI_DEVICE void kfi_gather_add(T *sum, const T *from
                 if (i + u < end) sum[e] += v[u][e];
     }
 }
+// What a thread has of an item: one of `rows` rows, or cuts, and the first column of a vector; whether it has any.
+template <int vec> KFI_DEVICE bool kfi_gathered_mine(const kfi_gathered_sums &s, kf_i64 item, kf_i64 rows, kf_i64 *row, kf_i64 *col)
+{
+    const unsigned local = threadIdx.x / s.across, lane = threadIdx.x - local * s.across;
+    const kf_i64 group = kfi_divide(item, s.tiles);
+    *row = group * s.per_block + local;
+    *col = ((item - group * (kf_i64)s.tiles.d) * s.across + lane) * vec;
+    return local < s.per_block && *row < rows && *col < s.cols;
+}
 // What counts the vectors of a row: of one in registers there are few.
 template <int held> struct kfi_gather_unit { typedef int type; };
 template <> struct kfi_gather_unit<0> { typedef kf_i64 type; };
@@ -103,12 +112,9 @@ template <int acc, int number, int vec> KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREA
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
     typedef typename kfi_gather_type<acc>::type type;
-    const unsigned local = threadIdx.x / s.across, lane = threadIdx.x - local * s.across;
-    if (local >= s.per_block) return;
     for (kf_i64 item = blockIdx.x; item < s.items; item += gridDim.x) {
-        const kf_i64 group = kfi_divide(item, s.tiles), cut = group * s.per_block + local;
-        const kf_i64 col = ((item - group * (kf_i64)s.tiles.d) * s.across + lane) * vec;
-        if (cut >= s.cuts || col >= s.cols) continue;
+        kf_i64 cut, col;
+        if (!kfi_gathered_mine<vec>(s, item, s.cuts, &cut, &col)) continue;
         const kf_i64 first = cut * KFI_RUN, behind = first + KFI_RUN < s.rows ? first + KFI_RUN : s.rows;
         const type *const from = (const type *)s.slopes + col;
 #pragma unroll
@@ -129,12 +135,9 @@ template <int acc, int dtype, int vec> KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREAD
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
     typedef typename kfi_gather_type<acc>::type type;
-    const unsigned local = threadIdx.x / s.across, lane = threadIdx.x - local * s.across;
-    if (local >= s.per_block) return;
     for (kf_i64 item = blockIdx.x; item < s.items; item += gridDim.x) {
-        const kf_i64 group = kfi_divide(item, s.tiles), row = group * s.per_block + local;
-        const kf_i64 col = ((item - group * (kf_i64)s.tiles.d) * s.across + lane) * vec;
-        if (row >= s.below || col >= s.cols) continue;
+        kf_i64 row, col;
+        if (!kfi_gathered_mine<vec>(s, item, s.below, &row, &col)) continue;
         const kf_i64 begin = s.begin ? s.begin[row] : 0, end = s.begin ? s.begin[row + 1] : 0;
         const kf_i64 cut = begin / KFI_RUN, last = (end - 1) / KFI_RUN;
         type sum[vec] = {};
@@ -159,7 +162,7 @@ struct kfi_gather_op {
     kfi_name name;
     kfi_arguments arguments;
     const char *elements;       // of each tensor, as core/gather_check.h reads it
-    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
+    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}, forward {vector, held - 1, a warp}; count, scan, scatter, bounds; runs: {vector}, {1}; sum: {vector}, {1}
     int vec, held, acc_size, planes, sums; // held: vectors of a thread in registers
 };
 // Of a backward: of each table what is asked of it.
@@ -208,7 +211,8 @@ KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands 
     const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across), blocks = bwd ? g->parts : groups;
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
-    return kfi_launch(&m.name, m.kernels[held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
+    const bool fewer = !bwd && held && g->units <= 32 * (m.held - 1);
+    return kfi_launch(&m.name, m.kernels[fewer ? 4 : held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
 }
 KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes, kfi_gathering *g, void **args, cudaStream_t stream)
 {

@@ -3,6 +3,7 @@
 //
 // flat     inner = 1. Some lanes of a warp, or all threads of a block, share the axis in vectors that lie as many vectors apart.
 // columns  inner > 1. A thread has a vector of columns, and loops over the axis; others of its block have the rows between.
+// What reduces nothing (the gradient of a sum) goes through memory in its order, four vectors a thread.
 //
 // A long axis is shared out among blocks in parts. A pass is a launch then, which leaves a partial result for each part, and one
 // that joins them: columns of parts, by the same kernel. Later passes, and gradients, take what a thread has left in its registers, which
@@ -38,9 +39,9 @@ struct kfi_reduce {
 struct kfi_reduce_at {
     kf_i64 start, step;              // of the first tensor: a kfi_reduce_place
     kf_i64 outer, row, column;       // where its first one is, row along the axis (flat: column is)
-    kf_i64 loops, full;              // full: how many of them are whole vectors
-    kf_i64 counted;                  // how many are added up as they are: all, or (flat) the whole ones
     kf_i64 result;                   // the first of its `results` results
+    int loops, full;                 // full: how many of them are whole vectors
+    int counted;                     // how many are added up as they are: all, or (flat) the whole ones
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
@@ -48,17 +49,18 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
-    const unsigned rest = blockIdx.x / g.tiles, tile = blockIdx.x - rest * g.tiles;
+    const unsigned rest = g.flat ? blockIdx.x : blockIdx.x / g.tiles, tile = g.flat ? 0 : blockIdx.x - rest * g.tiles;
+    const unsigned outer = g.parts == 1 ? rest : rest / g.parts;
     kfi_reduce_at at = {};
-    at.part = rest % g.parts;
-    const kf_i64 o = (kf_i64)(rest / g.parts) * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
+    at.part = rest - outer * g.parts;
+    const kf_i64 o = (kf_i64)outer * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
     const kf_i64 begin = (kf_i64)at.part * g.length, end = begin + g.length < g.axis ? begin + g.length : g.axis;
     if (o >= g.outer) return at;
     at.outer = o;
     if (g.flat) {
         const kf_i64 first = begin + x * vec;
         at.step = vec << g.x;
-        at.loops = first < end ? (end - first - 1 >> (g.x + log)) + 1 : 0;
+        at.loops = first < end ? (int)(end - first - 1 >> (g.x + log)) + 1 : 0;
         at.column = first;
         at.start = o * p.outer + first;
         at.left = vec;
@@ -69,7 +71,7 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
     } else {
         const kf_i64 column = (((kf_i64)tile << g.x) + x) * vec, row = begin + y, room = g.inner - column;
         at.left = at.last = room < vec ? (room < 0 ? 0 : (int)room) : vec;
-        at.loops = at.left > 0 && row < end ? (end - row - 1 >> g.y) + 1 : 0;
+        at.loops = at.left > 0 && row < end ? (int)(end - row - 1 >> g.y) + 1 : 0;
         at.row = row;
         at.step = p.row << g.y;
         at.start = o * p.outer + row * p.row + column;
@@ -92,7 +94,7 @@ template <int vec> KFI_DEVICE kfi_reduce_place kfi_reduce_begin(const kfi_reduce
     if (g.flat) return {start, vec << g.x};
     return {start + at.row * p.row, p.row << g.y};
 }
-KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, kf_i64 i) { return i + 1 < at.loops ? at.left : i < at.loops ? at.last : 0; }
+KFI_DEVICE int kfi_reduce_left(const kfi_reduce_at &at, int i) { return i + 1 < at.loops ? at.left : i < at.loops ? at.last : 0; }
 template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_load(void *dst, const void *src, int left)
 {
     if (whole && left == vec) kfi_copy<size * vec>(dst, src);
@@ -105,7 +107,7 @@ template <int size, int vec, int whole> KFI_DEVICE void kfi_reduce_store(void *d
 }
 // The vectors i to i + ahead, all on their way before the first is looked at.
 template <int size, int vec, int whole, int ahead>
-KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_place &p, const kfi_reduce_at &at, kf_i64 i)
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_place &p, const kfi_reduce_at &at, int i)
 {
     const char *const first = (const char *)from + p.start * size;
     if (whole && i + ahead <= at.full) {
@@ -132,29 +134,32 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
     { \
         _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]); \
     } \
-    template <int vec> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], const type (&more)[vec]) \
+    /* Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of 2-byte vectors. */ \
+    template <int vec> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g) \
     { \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], more[e]); \
+        if (g.flat) \
+            _Pragma("unroll") for (int by = vec / 2; by > 0; by /= 2) \
+                _Pragma("unroll") for (int e = 0; e < by; ++e) more[e] = kfi_join(word, more[e], more[e + by]); \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+            if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]); \
     } \
     /* What the threads have that share a result: all of them get it. */ \
     template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g) \
     { \
         __shared__ type buffer[KFI_REDUCE_THREADS / 32][32][vec]; \
         const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
-        if (g.flat) \
-            _Pragma("unroll") for (int by = vec / 2; by > 0; by /= 2) \
-                _Pragma("unroll") for (int e = 0; e < by; ++e) v[e] = kfi_join(word, v[e], v[e + by]); \
         for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
         if (high > 5) { \
             const int warps = 1 << (high - 5); \
             __syncthreads(); \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) buffer[warp][lane][e] = v[e]; \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                if (e == 0 || !g.flat) buffer[warp][lane][e] = v[e]; \
             __syncthreads(); \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = buffer[warp & ~(warps - 1)][lane][e]; \
-            for (int w = 1; w < warps; ++w) \
-                _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], buffer[(warp & ~(warps - 1)) + w][lane][e]); \
+            for (int w = 0; w < warps; ++w) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                    if (e == 0 || !g.flat) v[e] = w == 0 ? buffer[warp & ~(warps - 1)][lane][e] : kfi_join(word, v[e], buffer[(warp & ~(warps - 1)) + w][lane][e]); \
         } \
         if (g.flat) \
             _Pragma("unroll") for (int e = 1; e < vec; ++e) v[e] = v[0]; \
@@ -163,7 +168,7 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
     template <int vec> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at) \
     { \
         const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start; \
-        for (kf_i64 i = 0; i < at.loops; ++i) \
+        for (int i = 0; i < at.loops; ++i) \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]); \
     } \
@@ -187,14 +192,14 @@ KFI_REDUCE_WORDS(double)
 struct kfi_reducing {
     kfi_name name;
     kfi_arguments arguments;
-    const void *const *kernels; // {whole, single}, {packed}
+    const void *const *kernels; // {whole, single}, {flat}
     int passes, vec, acc_size;
     int most, all; // reductions of a pass at most, and of all
     bool bwd;
     bool refuses; // an axis without elements
     bool again;   // a tensor is read by several sweeps
     int longest;  // vectors of a thread at most, where the order in which an axis is gone over makes no difference; else 0
-    bool packed;  // whether there is a kernel for axes of aligned vectors alone
+    bool flat;    // whether there is a kernel for axes of aligned vectors alone
 };
 #ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
@@ -203,17 +208,23 @@ struct kfi_reducing {
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
+#define KFI_REDUCE_EACH 4  // where nothing is reduced
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
 #endif
 
+KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
+{
+    const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << x);
+    return tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
+}
 KF_FN int kfi_log_up(kf_i64 n, int most)
 {
     int log = 0;
     while (log < most && ((kf_i64)1 << log) < n) ++log;
     return log;
 }
-// By axis and inner alone.
-KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again)
+// By axis and inner alone. passes: of reductions; again: a later one, or what stores elements, reads what an earlier one has read.
+KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int passes)
 {
     const int all = kfi_log_up(KFI_REDUCE_THREADS, 10);
     kf_i64 parts = 1, unit = vec;
@@ -224,7 +235,14 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->flat = inner == 1;
     g->tiles = 1;
     g->stage = KFI_REDUCE_ALL;
-    if (g->flat) {
+    if (passes == 0) {
+        const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
+        g->x = kfi_log_up(inner == 1 ? kfi_ceil(vectors, KFI_REDUCE_EACH) : vectors, all);
+        g->y = inner == 1 ? 0 : kfi_log_up(kfi_ceil(axis, KFI_REDUCE_EACH), all - g->x);
+        if (inner > 1) g->tiles = kfi_reduce_tiles(vectors, g->x);
+        unit = inner == 1 ? (kf_i64)vec << g->x : (kf_i64)1 << g->y;
+        parts = kfi_ceil(axis, unit * KFI_REDUCE_EACH);
+    } else if (g->flat) {
         // One warp where it is enough, or where the L1 cache has what it reads again; else a thread keeps its vectors.
         const kf_i64 vectors = kfi_ceil(axis, vec);
         g->x = kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), vectors > (again ? 512 : 1024) ? all : 5);
@@ -235,8 +253,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
         const kf_i64 vectors = kfi_ceil(inner, vec);
         g->x = kfi_log_up(vectors, KFI_REDUCE_TILE);
         g->y = kfi_log_up(kfi_ceil(axis, KFI_REDUCE_AHEAD), all - g->x);
-        const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << g->x);
-        g->tiles = tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
+        const kf_i64 tiles = g->tiles = kfi_reduce_tiles(vectors, g->x);
         unit = (kf_i64)1 << g->y;
         if (axis > unit * KFI_REDUCE_WHOLE) parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1, kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
     }
@@ -254,7 +271,7 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
 {
     if (!kfi_fits(outer, axis, inner)) return 0;
     kfi_reduce g;
-    kfi_reduce_plan(&g, outer, axis, inner, vec, again);
+    kfi_reduce_plan(&g, outer, axis, inner, vec, again, 1);
     return g.parts > 1 ? kfi_workspace((size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size) : 0;
 }
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
@@ -265,7 +282,7 @@ KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_r
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
                         (long long)g.inner);
-    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.packed && g.flat && g.stage <= 0 ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream);
+    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.flat && g.flat ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream);
 }
 
 // args: the kernel's, of which g and those of pitches are some.
@@ -282,7 +299,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     const kfi_shape shape = {outer * inner, 0, axis, 0, nullptr};
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
-    kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again);
+    kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
     kfi_reduce_lengthen(g, m.vec, m.longest);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;

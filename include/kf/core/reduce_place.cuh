@@ -77,6 +77,89 @@ template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, ty
     }
     return kfi_pair_best(word, tag, v[0][0], v[0][0] >> 16 | v[0][0] << 16);
 }
+// An element's own bits, of one that has been widened.
+KFI_DEVICE unsigned kfi_pair_bits(kfi_tag<KF_BF16>, float v) { return __float_as_uint(v) >> 16; }
+KFI_DEVICE unsigned kfi_pair_bits(kfi_tag<KF_F16>, float v)
+{
+    kf_f16 narrow;
+    unsigned short bits;
+    kfi_cast(&narrow, v);
+    kfi_copy<2>(&bits, &narrow);
+    return bits;
+}
+#define KFI_PLACE_BITS 48 // of a vector's number: no axis has as many
+#define KFI_PLACE_ENDS ((1ull << KFI_PLACE_BITS) - 1)
+// A number that is the larger the better an element of 2 bytes is, and of equal ones the earlier the vectors are that it is in: 0 is that of nothing.
+KFI_DEVICE unsigned long long kfi_place_key(int word, unsigned bits, bool is_nan, kf_i64 number)
+{
+    if ((bits & 0x7fff) == 0) bits = 0; // 0 and -0 are equal
+    const unsigned rising = bits & 0x8000 ? 0xffff ^ bits : bits | 0x8000;
+    const unsigned order = is_nan ? 0xffff : word == KFI_MAX ? rising : 0xffff ^ rising;
+    return (unsigned long long)order << KFI_PLACE_BITS | (KFI_PLACE_ENDS - (unsigned long long)number);
+}
+// The best key of the threads that share a result: all of them get it.
+KFI_DEVICE unsigned long long kfi_place_best(unsigned long long key, const kfi_reduce &g)
+{
+    __shared__ unsigned long long keys[KFI_REDUCE_THREADS / 32];
+    for (int by = (g.x < 5 ? 1 << g.x : 32) >> 1; by > 0; by >>= 1) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffffu, key, by);
+        if (other > key) key = other;
+    }
+    if (g.x > 5) {
+        const int warp = (int)threadIdx.x / 32, warps = 1 << (g.x - 5), first = warp & ~(warps - 1);
+        if (threadIdx.x % 32 == 0) keys[warp] = key;
+        __syncthreads();
+        for (int w = 0; w < warps; ++w)
+            if (keys[first + w] > key) key = keys[first + w];
+    }
+    return key;
+}
+// The place of the first element that is as good as the best key says, and its bits: of the threads that have that key each looks through the
+// vectors that it is of. from: a thread's first vector.
+template <int vec, class type, class element>
+KFI_DEVICE kf_i64 kfi_place_find(int word, type tag, const element *from, unsigned long long own, unsigned long long best, const kfi_reduce &g,
+                                 const kfi_reduce_at &at, unsigned *bits)
+{
+    __shared__ kf_i64 places[KFI_REDUCE_THREADS / 32];
+    __shared__ unsigned of_places[KFI_REDUCE_THREADS / 32];
+    const int width = g.x < 5 ? 1 << g.x : 32, lane = (int)threadIdx.x % 32, first = lane & ~(width - 1);
+    const kf_i64 number = (kf_i64)(KFI_PLACE_ENDS - (best & KFI_PLACE_ENDS));
+    kf_i64 place = KFI_NOWHERE;
+    int in = KFI_PLACE_GROUP; // which of the vectors: of equal numbers those of all threads come before the next ones
+    for (int u = 0; own == best && own != 0 && u < KFI_PLACE_GROUP && in == KFI_PLACE_GROUP; ++u) {
+        const kf_i64 i = number + u;
+        alignas(16) element v[vec];
+        kfi_row_load<2, vec, 0>(v, from + i * at.step, i < at.counted ? vec : i < at.loops ? at.last : 0);
+#pragma unroll
+        for (int e = vec - 1; e >= 0; --e) {
+            unsigned short of;
+            kfi_copy<2>(&of, v + e);
+            const float value = kfi_pair_one(tag, of);
+            const bool there = i < at.counted || (i < at.loops && e < at.last);
+            if (there && (kfi_place_key(word, of, value != value, 0) ^ best) >> KFI_PLACE_BITS == 0) in = u, place = at.column + i * at.step + e, *bits = of;
+        }
+    }
+    kf_i64 found = KFI_NOWHERE;
+    unsigned theirs = 0;
+#pragma unroll
+    for (int u = KFI_PLACE_GROUP - 1; u >= 0; --u) {
+        const unsigned have = __ballot_sync(0xffffffffu, in == u) >> first & (0xffffffffu >> (32 - width));
+        const int of = first + (have ? __ffs((int)have) - 1 : 0);
+        const kf_i64 their_place = __shfl_sync(0xffffffffu, place, of);
+        const unsigned their_bits = __shfl_sync(0xffffffffu, *bits, of);
+        if (have) found = their_place, theirs = their_bits;
+    }
+    if (g.x > 5) {
+        const int warp = (int)threadIdx.x / 32, warps = 1 << (g.x - 5), begin = warp & ~(warps - 1);
+        if (lane == 0) places[warp] = found, of_places[warp] = theirs;
+        __syncthreads();
+        for (int w = 0; w < warps; ++w)
+            if (places[begin + w] < found) found = places[begin + w], theirs = of_places[begin + w];
+    }
+    *bits = theirs;
+    return found;
+}
+#define KFI_PARTS_AHEAD(vec) (8 / (vec) > 1 ? 8 / (vec) : 1) // parts whose results are on their way at a time
 #define KFI_PLACE_WORDS(type) \
     /* Whether b, which is further along the axis, takes the place of a. */ \
     KFI_DEVICE bool kfi_takes(int word, type a, type b) { return a == a && !(word == KFI_MAX ? b <= a : b >= a); } \
@@ -122,9 +205,19 @@ template <int pairs, class type> KFI_DEVICE unsigned kfi_pairs_best(int word, ty
         const kf_i64 *const places = (const kf_i64 *)g.partial + at.start; \
         const type *const values = (const type *)((const kf_i64 *)g.partial + g.axis * g.inner) + at.start; \
         _Pragma("unroll") for (int e = 0; e < vec; ++e) place[e] = KFI_NOWHERE; \
-        for (kf_i64 i = 0; i < at.loops; ++i) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.left) kfi_place_better(word, v[e], place[e], values[i * at.step + e], places[i * at.step + e]); \
+        for (kf_i64 i = 0; i < at.loops; i += KFI_PARTS_AHEAD(vec)) { \
+            type value[KFI_PARTS_AHEAD(vec)][vec]; \
+            kf_i64 other[KFI_PARTS_AHEAD(vec)][vec]; \
+            _Pragma("unroll") for (int u = 0; u < KFI_PARTS_AHEAD(vec); ++u) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) { \
+                    const kf_i64 of = i + u < at.loops && e < at.left ? (i + u) * at.step + e : 0; /* no branch: all are on their way at once */ \
+                    value[u][e] = values[of]; \
+                    other[u][e] = places[of]; \
+                } \
+            _Pragma("unroll") for (int u = 0; u < KFI_PARTS_AHEAD(vec); ++u) \
+                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+                    if (i + u < at.loops && e < at.left) kfi_place_better(word, v[e], place[e], value[u][e], other[u][e]); \
+        } \
     }
 KFI_PLACE_WORDS(float)
 KFI_PLACE_WORDS(double)

@@ -31,6 +31,7 @@ struct kfi_row {
     int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a value, which the second stage adds up
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
     size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
+    bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -159,6 +160,14 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
+// Whether some output is written where an input is read.
+KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
+{
+    for (int i = 0; i < all.count; ++i)
+        for (int j = 0; j < all.count; ++j)
+            if ((all.of[i].flags & KFI_OUT) && !(all.of[j].flags & KFI_OUT) && all.of[i].ptr && all.of[i].ptr == all.of[j].ptr) return true;
+    return false;
+}
 // pitches: of each tensor, kernel arguments that are set here as g is.
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, const kfi_strides &strides, kfi_pitch *pitches, kfi_row_layout *g,
                                         void **args, kfi_sums *s, const void *const *sum_kernels, void *workspace, size_t workspace_bytes,
@@ -206,6 +215,16 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
+    // Few rows, each of which would be a block's only one: the same bits as in two launches. Blocks of columns read what blocks of rows read,
+    // whoever comes first: not in place.
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS && g->groups == 1 &&
+        kfi_row_parts(*g, threads, true) == rows && !kfi_row_in_place(operands)) {
+        const int columns = KFI_ROW_STRIP * m.vec, buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
+        s->partial = nullptr;
+        s->parts = rows;
+        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2], dim3((unsigned)(rows + kfi_ceil(cols, columns))), (unsigned)threads, args, stream,
+                          true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
+    }
     if (sums) {
         s->partial = wanted ? workspace : nullptr;
         s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
@@ -218,7 +237,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster);
-    if (result != KF_SUCCESS || !wanted) return result;
+    // A plane of one batch has written its channel's gradient itself.
+    if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs)) return result;
     return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels, 1,
                            kfi_ceil(s->count, 4 * KFI_SUM_LANES), KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
 }

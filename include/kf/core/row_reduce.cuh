@@ -44,6 +44,32 @@ template <int vec, int split, int side> KFI_DEVICE kfi_row_thread kfi_row_enter(
     at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
     return at;
 }
+// The first column of a thread in a block that has a strip of columns (row_strip.j2).
+template <int vec> KFI_DEVICE int kfi_row_strip_first(const kfi_sums &sums)
+{
+    return ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
+}
+// What a thread has added up of one group of rows, each as a block of its own would leave it for the second stage.
+template <int vec> KFI_DEVICE void kfi_row_strip_put(double *buffer, int gradient, int group, const double (&sum)[vec])
+{
+    constexpr int stride = KFI_ROW_STRIP * vec + 1;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) buffer[(gradient * KFI_SUM_GROUPS + group) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec + e] = sum[e];
+}
+// And the groups, as the second stage adds them up.
+template <int dtype, int vec, int count>
+KFI_DEVICE void kfi_row_strip_store(const double *buffer, const kfi_sums &sums, kf_i64 first, kf_i64 cols)
+{
+    constexpr int columns = KFI_ROW_STRIP * vec;
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        void *const out = kfi_sum_out(sums, (unsigned)k);
+        for (int c = (int)threadIdx.x / 32; out && c < columns; c += (int)blockDim.x / 32) {
+            const double sum = kfi_sum_groups(buffer + k * KFI_SUM_GROUPS * (columns + 1) + c, columns + 1);
+            if (threadIdx.x % 32 == 0 && first + c < cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
+        }
+    }
+}
 // Nobody sends to another block before.
 template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 {

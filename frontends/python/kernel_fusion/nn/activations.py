@@ -32,7 +32,8 @@ def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.
     class Module(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
-            only(name, **{n: (getattr(self, n), default) for n, default in fixed.items()})
+            # Hardtanh's min_value is another word for min_val, and no attribute.
+            only(name, **{n: (getattr(self, n, default), default) for n, default in fixed.items()})
 
         def forward(self, input: Tensor) -> Any:
             return function(input, **{scalar: float(getattr(self, own)) for scalar, own in names.items()})
