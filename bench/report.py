@@ -193,7 +193,7 @@ def memory(which):
 def layers(which):
     """Linear layers beside the libraries' products (layers.py), a line for each ratio: its geometric mean over the shapes and the least."""
     body = []
-    for (group, pace), members in groups(load(which)["rows"], lambda r: (r["group"], r["pace"])).items():
+    for (_, pace), members in groups(load(which)["rows"], lambda r: (r["group"], r["pace"])).items():
         for ratio in dict.fromkeys(ratio for r in members for ratio in r["ratios"]):
             found = [(r["ratios"][ratio], " x ".join(f"{n:,}" for n in r["sizes"])) for r in members if ratio in r["ratios"]]
             own, peers = ratio.split(" : ")
