@@ -198,7 +198,7 @@ def layers(which):
             found = [(r["ratios"][ratio], " x ".join(f"{n:,}" for n in r["sizes"])) for r in members if ratio in r["ratios"]]
             own, peers = ratio.split(" : ")
             least, at = min(found)
-            body.append([members[0]["dtype"], pace, f"`{own.removeprefix('kf ')}`", peers, len(found), f"{geomean([f for f, _ in found]):.3f}",
+            body.append([members[0]["dtype"], pace, f"`{own.removeprefix('kf ')}`", peers.replace(" | ", " or "), len(found), f"{geomean([f for f, _ in found]):.3f}",
                          f"{least:.2f} ({at})"])
     return table(["dtype", "pace", "kf", "beside", "shapes", "geometric mean", "least"], body, left=4)
 
