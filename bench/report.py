@@ -196,9 +196,9 @@ def layers(which):
     for (_, pace), members in groups(load(which)["rows"], lambda r: (r["group"], r["pace"])).items():
         for ratio in dict.fromkeys(ratio for r in members for ratio in r["ratios"]):
             found = [(r["ratios"][ratio], " x ".join(f"{n:,}" for n in r["sizes"])) for r in members if ratio in r["ratios"]]
-            own, peers = ratio.split(" : ")
+            own, peers = ratio.replace(" | ", " or ").split(" : ")
             least, at = min(found)
-            body.append([members[0]["dtype"], pace, f"`{own.removeprefix('kf ')}`", peers.replace(" | ", " or "), len(found), f"{geomean([f for f, _ in found]):.3f}",
+            body.append([members[0]["dtype"], pace, f"`{own.removeprefix('kf ')}`", peers, len(found), f"{geomean([f for f, _ in found]):.3f}",
                          f"{least:.2f} ({at})"])
     return table(["dtype", "pace", "kf", "beside", "shapes", "geometric mean", "least"], body, left=4)
 
