@@ -25,12 +25,14 @@ template <int slots> struct kfi_band_thread {
     int col, split;       // and where in a row, in vectors; elements of its first channel
     int slot[slots];      // its channels
 };
-// back: blocks in reverse, so that those come first whose vectors the kernel before this one has read last.
+// Blocks of all bands' first parts come first, so that they go through memory in its order. back: in reverse, so that those come first whose
+// vectors the kernel before this one has read last.
 template <int form, int vec> KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g, bool back)
 {
     kfi_band_thread<kfi_band_slots<form, vec>()> at = {};
-    const kf_i64 block = back ? gridDim.x - 1 - blockIdx.x : blockIdx.x, band = kfi_divide(block, g.cuts), left = g.channels - band * g.segs;
-    at.part = block - band * g.parts;
+    const kf_i64 block = back ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    at.part = kfi_divide(block, g.bands);
+    const kf_i64 band = block - at.part * (kf_i64)g.bands.d, left = g.channels - band * g.segs;
     at.channel = band * g.segs;
     at.segs = left < g.segs ? (int)left : g.segs;
     const bool idle = (int)threadIdx.x >= g.threads;

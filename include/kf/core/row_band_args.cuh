@@ -39,7 +39,7 @@ struct kfi_bands {
     kf_i64 cols;                    // elements of a channel
     kf_i64 outer, channels, inner;  // of the tensor
     kf_i64 units, share, parts;     // of a band; of a block; blocks of a band
-    kfi_divisor width, plane, cuts; // vectors of a row of a band; inner; parts
+    kfi_divisor width, plane, bands; // vectors of a row of a band; inner; bands
     kf_i64 stride;                  // channels, to whole vectors
     int segs;                       // channels of a band
     int wide;                       // vectors of a row, where a thread's lie in one column (forms TWO and EACH)

@@ -63,7 +63,7 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     g->parts = g->units > 0 ? kfi_ceil(g->units, g->share) : 1;
     g->width = kfi_make_divisor(width);
     g->plane = kfi_make_divisor(inner);
-    g->cuts = kfi_make_divisor(g->parts);
+    g->bands = kfi_make_divisor(bands > 0 ? bands : 1);
     g->stride = kfi_ceil(channels, 4) * 4;
     *block = (int)kfi_ceil(g->threads, 32) * 32;
     for (g->team = 32; g->team > 1 && g->team * g->segs > *block;) g->team /= 2;
