@@ -67,16 +67,16 @@ def products(include, folder, variant):
     return program
 
 
-def library(functions, build_dir, variant="plain", include=None):
-    """A shared library of the launchers of `functions` that runs them here."""
+def library(functions, build_dir, variant="plain", include=None, more=()):
+    """A shared library of the launchers of `functions` that runs them here. more: further flags."""
     own, include = ([HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include))
     same = kflib.closure(FIRST, include) == kflib.closure(FIRST, own)  # no fault is planted in them: that would be read for few files
-    return kflib.library("emu", functions, build_dir, flags(variant), include=include, objects_=[runtime(build_dir, variant)],
+    return kflib.library("emu", functions, build_dir, [*flags(variant), *more], include=include, objects_=[runtime(build_dir, variant)],
                          first=FIRST if same else "")
 
 
-def build(functions, build_dir, include=None):
-    return kflib.Lib("emu", library(functions, build_dir, include=include))
+def build(functions, build_dir, include=None, more=()):
+    return kflib.Lib("emu", library(functions, build_dir, include=include, more=more))
 
 
 def sanitizer_environment(variant):
