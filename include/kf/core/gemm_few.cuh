@@ -33,6 +33,15 @@ KFI_BOTH constexpr int kfi_few_sums(int wide) { return 64 * kfi_few_pitch(wide) 
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
+KFI_DEVICE void kfi_prefetch(const void *p)
+{
+#ifdef KFI_PTX
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+    (void)p;
+#endif
+}
+
 struct kfi_few {
     unsigned stages, full, empty, sums; // addresses; sums: [block of the cluster][product][column][row]
     const float *own;                   // the same as sums

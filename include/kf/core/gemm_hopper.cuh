@@ -47,15 +47,6 @@ struct kfi_gemm_maps {
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-KFI_DEVICE void kfi_prefetch(const void *p)
-{
-#ifdef KFI_PTX
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#else
-    (void)p;
-#endif
-}
-
 // A warpgroup's place in the ring.
 struct kfi_ring {
     unsigned stages, full, empty; // addresses
@@ -273,16 +264,6 @@ template <int products, int vec = 8> KFI_DEVICE void kfi_ring_take(float *values
     const int turn = vector / (8 / vec);
 #pragma unroll
     for (int e = 0; e < vec; ++e) values[e] = own[(products > 1 ? 2 * turn + product : turn) * 8 + vector % (8 / vec) * vec + e];
-}
-// What a kernel's own code will read at a tile's place, from its first element on, comes to the L2 cache while the tile is multiplied.
-template <int tile, int products, int size> KFI_DEVICE void kfi_ring_ahead(const void *p, kf_i64 ld, const kfi_gemm_at &at, const kfi_gemm &g)
-{
-    constexpr int cols = kfi_tile_cols(tile) / products, line = 128 / size;
-    const int row = (int)threadIdx.x % 128;
-    if (at.row + row >= g.rows) return;
-#pragma unroll
-    for (int c = 0; c < cols; c += line)
-        if (at.col + c < g.cols) kfi_prefetch((const char *)p + (row * ld + c) * size);
 }
 // Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
 template <int tile, int products>
