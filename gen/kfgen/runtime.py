@@ -14,6 +14,7 @@ WHAT = {"all": "ALL", "before": "BEFORE", "axis": "AXIS", "after": "AFTER", "gro
         "between": "BETWEEN", -5: "FIFTH", -4: "FOURTH", -3: "THIRD", -2: "SECOND", -1: "LAST"}
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
+SHAPED = 4  # tensors that say sizes between them, at most: KFI_RT_SHAPED
 DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
 
 
@@ -129,7 +130,8 @@ class Function:
                 f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}")
 
     def shaped(self):
-        names = self.several or [self.shaped_by["name"]] * 2
+        names = self.several or [self.shaped_by["name"]]
+        names = names + names[-1:] * (SHAPED - len(names))
         return f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
 
     def there(self, f):

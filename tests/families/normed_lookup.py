@@ -191,5 +191,6 @@ BROKEN = {
 }
 # Which functions there are: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True))
+ON_TENSORS = ["embedding_add_layer_norm"]  # that level 1 has of functions on tensors
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
 COMPILED = {"normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}

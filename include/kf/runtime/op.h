@@ -8,6 +8,7 @@
 
 #define KFI_RT_TENSORS 24
 #define KFI_RT_SIZES 6
+#define KFI_RT_SHAPED 4 /* tensors that say sizes between them, at most */
 #define KFI_RT_SCALARS 16
 #define KFI_RT_P (KFI_RT_SCALARS - 1)            /* the place of a dropout's probability, behind all others */
 #define KFI_RT_BETA (KFI_RT_SCALARS - 2)         /* and that of beta */
@@ -74,12 +75,12 @@ enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 typedef struct {
     const char *name;
     unsigned char is_out, var;
-    unsigned char is_added;                    /* to beta times what is there */
-    unsigned char extents;                     /* how many sizes its shape is made of */
+    unsigned char is_added;             /* to beta times what is there */
+    unsigned char extents;              /* how many sizes its shape is made of */
     unsigned char extent[KFI_RT_SIZES]; /* numbers of sizes, the slowest first; */
     signed char twice;                  /* which of them is so many times two, -1: none */
-    unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
-    uint64_t missing, unread;    /* a bit for each of the op's activations with which it may be NULL; that reads nothing of it */
+    unsigned char levels, field;        /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
+    uint64_t missing, unread;           /* a bit for each of the op's activations with which it may be NULL; that reads nothing of it */
 } kfi_rt_operand;
 typedef struct {
     const char *name;
@@ -114,12 +115,13 @@ struct kfi_rt_op {
     int operand_count, activation_count, entry_count;
     int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];
-    signed char axis;        /* the dimension that is the axis, where nobody names one */
-    unsigned char least;     /* dimensions that its elements have at least */
-    unsigned char shaped_by; /* the operand whose shape the sizes are read from */
-    unsigned char shaped[2]; /* where it takes two: the other one, which says how many dimensions a batch has, and that; else that twice */
-    unsigned char halves;    /* that operand is twice as long along the last dimension */
-    unsigned char any_order; /* elements are visited one by one, in any order: any strides and broadcasting will do */
+    signed char axis;                    /* the dimension that is the axis, where nobody names one */
+    unsigned char least;                 /* dimensions that its elements have at least */
+    unsigned char shaped_by;             /* the operand whose shape the sizes are read from */
+    unsigned char shaped[KFI_RT_SHAPED]; /* where it takes several: those, in the order in which they are read, then the last one again;
+                                            else that one alone */
+    unsigned char halves;                /* that operand is twice as long along the last dimension */
+    unsigned char any_order;             /* elements are visited one by one, in any order: any strides and broadcasting will do */
     unsigned char dropout, refuses_empty, has_beta;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;

@@ -156,15 +156,15 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
     }
     return KF_SUCCESS;
 }
-/* The dimensions of all sizes, one after the other, of two tensors: each has one for most of its sizes, and for one of them what is left.
- */
+/* The dimensions of all sizes, one after the other, of several tensors: each has one for most of its sizes, and for one of them what is
+ * left. */
 static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
     const int64_t *shape[KFI_RT_SIZES] = {NULL};
     int count[KFI_RT_SIZES], times[KFI_RT_SIZES];
-    for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_THIRD ? 1 : -1;
-    for (int i = 0; i < 2; ++i) {
+    for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_FIFTH ? 1 : -1;
+    for (int i = 0; i < KFI_RT_SHAPED; ++i) {
         const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
         const kf_tensor_t *const t = c->tensors[op->shaped[i]];
         if (!t) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor, of whose shape the others are");
