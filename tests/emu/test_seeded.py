@@ -185,7 +185,8 @@ SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32"
         and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel; of places one.
 PLACES = [f["op"] for f in samples.MANIFEST if f["family"] == "reduce" and any(a.get("var") == "I" for a in f["arguments"])][:1]
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", *PLACES) and f["dtypes"][0] in ("f32", "f64") and not f["bwd"]]
+REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", *PLACES) and not f["bwd"]
+           and f["dtypes"][0] in ("f32", "f64", *["bf16"] * (f["op"] in PLACES))]  # which have a kernel of their own for two bytes
 BANDS = [f for f in samples.MANIFEST if f["op"] == "batch_norm_train_{act}" and f["dtypes"] in (["f32"], ["f64"]) and f["activation"] == "none"]
 # Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
 PRODUCTS = [f for f in samples.MANIFEST if f["op"] == "linear_{act}_mul" and f["bwd"] and f["activation"] == "none"
