@@ -49,7 +49,9 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
-    const unsigned rest = g.flat ? blockIdx.x : blockIdx.x / g.tiles, tile = g.flat ? 0 : blockIdx.x - rest * g.tiles;
+    // Each launch goes the other way than the one before it: what that has read last is in the L2 cache.
+    const unsigned block = g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const unsigned rest = g.flat ? block : block / g.tiles, tile = g.flat ? 0 : block - rest * g.tiles;
     const unsigned outer = g.parts == 1 ? rest : rest / g.parts;
     kfi_reduce_at at = {};
     at.part = rest - outer * g.parts;
