@@ -6,7 +6,7 @@ import storage
 
 # Rows of a whole number of vectors for four loads a thread and for one, of single elements; more vectors than a block has threads; tables of
 # more rows than a digit of the sort tells apart; more rows than a tile of the sort; nothing at all.
-SHAPES = [[(6, 14, 8), 0], [(5, 13, 9), 1], [(7, 64, 5), 0], [(40, 8, 3), 0], [(3, 300, 11), 0], [(0, 8, 4), 0], [(6, 0, 4), 0], [(5, 8, 0), 0],
+SHAPES = [[(6, 14, 8), 0], [(5, 13, 9), 1], [(7, 64, 5), 0], [(66, 8, 3), 0], [(3, 300, 11), 0], [(0, 8, 4), 0], [(6, 0, 4), 0], [(5, 8, 0), 0],
           [(1, 1, 1), 1], [(9, 1024, 7), 0], [(700, 12, 300), 0], [(2, 2056, 4), 0], [(2, 4096, 3), 0], [(3, 24, 70000), 0], [(70, 130, 2), 0]]
 MORE = [[(r, c, v), (r + c) % 3] for r in (1, 33, 257, 5000) for c in (1, 7, 16, 96, 257) for v in (1, 2, 255, 256, 1000)]
 LARGE = (2**45, 1, 2)  # more blocks than a launch may have
@@ -32,7 +32,10 @@ def draw(rng, call, a, values):
     if a["kind"] == "number":
         vocab = call.sizes[2]
         found = rng.integers(0, max(vocab, 1), shape)
-        found = np.where(rng.random(shape) < 0.1, call.f["scalars"]["padding_idx"], found)
+        padding = call.f["scalars"]["padding_idx"]
+        if values == "wide":  # all rows have a gradient: the last number's places end where all do
+            return np.where(found == padding, 0, found).astype(storage.STORAGE[a["dtype"]])
+        found = np.where(rng.random(shape) < 0.1, padding, found)
         outside = rng.choice([-1, vocab, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
         return np.where(rng.random(shape) < 0.1, outside, found).astype(storage.STORAGE[a["dtype"]])
     if a["role"] != "in" and not call.scalars.get("beta"):
@@ -91,3 +94,10 @@ def reference(t):
 
 
 REFERENCES = {"embedding": reference}
+# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+FAULTS = {
+    "where the last number's places end": (
+        "kf/core/index_sort.cuh", r"\(high - low\) / \(probes \+ 1\) \+ 1", "(high - low + probes) / (probes + 1)", ("kf_embedding_bwd_f32",), ()),
+    "digits of the second half of a tile": (
+        "kf/core/index_sort.cuh", r"first \+ r \* apart", "first + 0 * apart", ("kf_embedding_bwd_f32",), ()),
+}

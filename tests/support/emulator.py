@@ -20,7 +20,7 @@ COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict
           "-DKFI_FEW_STAGES=3", "-DKFI_ROW_CAP=64", "-DKFI_ROW_CLUSTER=2", "-DKFI_ROW_SUM_BLOCK=64",
           "-DKFI_REDUCE_THREADS=64", "-DKFI_BAND_THREADS=64", "-DKFI_BAND_EACH_THREADS=32", "-DKFI_BAND_BLOCKS=4",
           "-DKFI_BAND_SMALL=300", "-DKFI_BAND_CHANNELS=3",
-          "-DKFI_SORT_ROUNDS=1", "-DKFI_SORT_BITS=6",
+          "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8",
           "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
           f"-Wl,-T,{HERE}/shared.ld", "-Wl,-Bsymbolic")  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
 VARIANTS = {

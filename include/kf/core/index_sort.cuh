@@ -180,7 +180,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
     if (v > s.below) return;
     kf_i64 low = 0, high = s.count;
     while (low < high) {
-        const kf_i64 step = (high - low + probes) / (probes + 1), at = low + (lane + 1) * step - 1;
+        const kf_i64 step = (high - low) / (probes + 1) + 1, at = low + (lane + 1) * step - 1;
         const bool before = at < high && kfi_sort_key<dtype>(s, s.to[at]) < v;
         const int behind = s.wide ? __popc(__ballot_sync(0xffffffffu, before)) : before;
         const kf_i64 end = low + (behind + 1) * step - 1;
