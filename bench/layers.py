@@ -147,6 +147,8 @@ def error(got, want):
 def measure(group, sizes, libs, functions, timer, pace, rounds, torch):
     """A row of the results."""
     dtype, contenders = group["dtype"], group["contenders"]
+    if any(c.startswith("compile") for c in contenders):
+        torch._dynamo.reset()  # else another shape would count as a recompilation
     t, calls, off = Tensors(torch, dtype, sizes), {}, {}
     for contender in contenders:
         words, options = parse(contender)

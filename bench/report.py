@@ -36,7 +36,7 @@ def load(name):
     data = json.loads((RESULTS / f"{name}.json").read_text())
     data["rows"] = [r for r in data["rows"] if "wrong" not in r]
     for row in data["rows"]:
-        row["speedup"] = {p: s for p, s in row["speedup"].items() if p not in data.get("withdrawn", {})}
+        row["speedup"] = {p: s for p, s in row.get("speedup", {}).items() if p not in data.get("withdrawn", {})}
     return data
 
 
@@ -191,6 +191,19 @@ def memory(which):
     return table(["function", "sizes", "time", *(f"x {PEERS[p]}" for p in there), *(f"MiB, {PEERS.get(p, p)}" for p in ("kf", *there))], body, left=2)
 
 
+def layers(which):
+    """Linear layers beside the libraries' products (layers.py), a line for each ratio: its geometric mean over the shapes and the least."""
+    body = []
+    for (_, pace), members in groups(load(which)["rows"], lambda r: (r["group"], r["pace"])).items():
+        for ratio in dict.fromkeys(ratio for r in members for ratio in r["ratios"]):
+            found = [(r["ratios"][ratio], " x ".join(f"{n:,}" for n in r["sizes"])) for r in members if ratio in r["ratios"]]
+            own, peers = ratio.replace(" | ", " or ").split(" : ")
+            least, at = min(found)
+            body.append([members[0]["dtype"], pace, f"`{own.removeprefix('kf ')}`", peers, len(found), f"{geomean([f for f, _ in found]):.3f}",
+                         f"{least:.2f} ({at})"])
+    return table(["dtype", "pace", "kf", "beside", "shapes", "geometric mean", "least"], body, left=4)
+
+
 def headline():
     """README's rows, each from the first file that has it: function, sizes, time, percent of a copy, ratio to torch.compile."""
     wanted, body = tomllib.loads((HERE / "shapes.toml").read_text())["headline"], []
@@ -222,7 +235,7 @@ def slow(most=None):
     return "".join(text)
 
 
-TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, memory, headline, slow)}
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, memory, layers, headline, slow)}
 
 
 def filled(text):

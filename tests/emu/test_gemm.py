@@ -67,6 +67,30 @@ def test_seeded_fault(include, tmp_path, what):
     assert not all(passes(emulator.products(broken, tmp_path, variant), variant) for variant in ("plain", "asan")), f"nobody notices {what}"
 
 
+# What is there (KF_SCHEDULES), whether the device has wgmma; sizes that have a kernel then, and some that have none.
+CUT = {4: (1, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 130, 135, 71), (1, 16, 17, 25)]),
+       2: (0, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 7, 9, 5)]),
+       1: (0, [(1, 130, 136, 72), (1, 7, 9, 5)], [])}
+
+
+@pytest.mark.parametrize("mask", cases.by_level([4], [4, 2, 1]))
+def test_schedules_that_are_left_out(include, mask):
+    functions = [f for f in kflib.manifest()["functions"] if f["name"] in ("kf_linear_relu_bf16", "kf_linear_bwd_bf16")]
+    emu = emulator.Emulator(lib := emulator.build(functions, BUILD / "emu", include, (f"-DKF_SCHEDULES={mask}",)))
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    hopper, there, none = CUT[mask]
+    emu.set(hopper=hopper)
+    try:
+        for f in functions:
+            for sizes in there[:1 if f["bwd"] else None]:
+                checks.run(lib, memory, f, sizes)
+            for sizes in none:
+                with pytest.raises(checks.Failure, match="KF_SCHEDULES"):
+                    checks.run(lib, memory, f, sizes)
+    finally:
+        emu.set(hopper=0)
+
+
 EXACT = ((1, 2, 96, 1), "special"), ((1, 16, 40, 8), "special"), ((1, 40, 24, 70), "special")
 
 

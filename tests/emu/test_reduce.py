@@ -131,27 +131,30 @@ int main()
         kfi_reduce_lengthen(&longer, (int)vec, 64);
         kfi_reduce never = g;
         kfi_reduce_lengthen(&never, (int)vec, 0);
-        printf("%d %d %d %d\n", 1 << g.x, 1 << longer.x, 1 << never.x, (int)g.parts);
+        printf("%d %d %d %d %d ", 1 << g.x, 1 << longer.x, 1 << never.x, (int)g.parts, (int)longer.parts);
+        printf("%d %lld\n", (int)never.parts, (long long)longer.length);
     }
 }
 """
 
 
 def test_threads_of_a_place(include, tmp_path):
-    """Of many long axes each has fewer threads, of up to 64 vectors, at least a warp, never so few that they do not fill the device; of
-    sums, whose bits would change, none has."""
+    """Of many long axes each has fewer threads, of up to 64 vectors, at least eight, never so few that they do not fill the device; of few and
+    very long ones each has fewer parts, not fewer than there are blocks at a time; of sums, whose bits would change, none has."""
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
     flags = [f for f in emulator.flags("plain") if not f.startswith("-DKFI_")]  # as a device has them
     objects = str(emulator.runtime(tmp_path, "plain"))
     subprocess.run(["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"], cwd=tmp_path, check=True)
-    shapes = [(outer, axis, vec) for outer in (1, 7, 64, 1024, 4096, 8192, 32768, 1 << 20) for axis in (1, 4096, 8200, 16000, 32000, 131072, 1 << 20)
-              for vec in (4, 8)]
+    axes = (1, 4096, 8200, 16000, 32000, 131072, 1 << 20, 1 << 24, 1 << 30)
+    shapes = [(outer, axis, vec) for outer in (1, 7, 64, 100, 1024, 4096, 8192, 32768, 1 << 20) for axis in axes for vec in (4, 8)]
     given = "".join(f"{outer} {axis} {vec}\n" for outer, axis, vec in shapes)
     found = subprocess.run([tmp_path / "plans"], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
     plans = {s: [int(n) for n in line.split()] for s, line in zip(shapes, found, strict=True)}
     assert [plans[s][1] for s in ((4096, 32000, 8), (8192, 16000, 8), (1024, 32000, 8), (1, 32000, 8))] == [64, 32, 256, 256]
-    for (outer, axis, vec), (before, longer, never, parts) in plans.items():
-        assert never == before and longer <= before
+    assert plans[32768, 4096, 8][1] == 8 and plans[1, 1 << 30, 4][3:5] == [2110, 396] and plans[100, 1 << 24, 4][4] == 3
+    for (outer, axis, vec), (before, longer, never, parts, fewer, as_many, length) in plans.items():
+        assert never == before and longer <= before and as_many == parts
         if longer < before:
-            assert parts == 1 and longer >= 32 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
+            assert parts == 1 and longer >= 8 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
+        assert (fewer == 1) == (parts == 1) and fewer <= parts and (fewer - 1) * length < axis <= fewer * length

@@ -149,7 +149,7 @@ SEEDED = {
     "the last part left out of a bias' gradient": (
         "kf/core/gemm_sum.cuh", r"there \? t\.count : 0", "there ? t.count - 1 : 0", ("kf_linear_bwd_f32", "kf_linear_bwd_f64"), ()),
     "a warp's parts left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh", r"warp < warps; \+\+warp", "warp < warps - 1; ++warp", ("kf_linear_bwd_f32",), ()),
+        "kf/core/gemm_sum.cuh", r"warp = 1; warp < warps", "warp = 2; warp < warps", ("kf_linear_bwd_f32",), ()),
     "the first matrix' slopes in all of them": (
         "kf/core/gemm_sum.cuh", r"\(at\.matrix \* s\.rows \+ row\)", "(row)", ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"), ()),
     "the first matrix' mask in all of them": (

@@ -108,3 +108,4 @@ def test_a_linear_layer_for_hopper(include, tmp_path):
             command = [budget.NVCC, "-std=c++17", "-O3", arch, *(f"-I{d}" for d in include), "-c", "calls.cu", "-o", "calls.o"]
             assert min(budget.compile_seconds(command, tmp_path) for _ in range(2)) <= 7
     assert instructions[1] - instructions[0] <= 16000, instructions
+    assert len(cubin_of(tmp_path / "calls.cu", include, tmp_path, "-DKF_SCHEDULES=4", arch=arch)) <= 4 * 2

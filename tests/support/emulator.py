@@ -20,7 +20,7 @@ COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict
           "-DKFI_FEW_STAGES=3", "-DKFI_ROW_CAP=64", "-DKFI_ROW_CLUSTER=2", "-DKFI_ROW_SUM_BLOCK=64",
           "-DKFI_REDUCE_THREADS=64", "-DKFI_BAND_THREADS=64", "-DKFI_BAND_EACH_THREADS=32", "-DKFI_BAND_BLOCKS=4",
           "-DKFI_BAND_SMALL=300", "-DKFI_BAND_CHANNELS=3",
-          "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8",
+          "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8", "-DKFI_GATHER_FULL(fewer)=3",
           "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
           f"-Wl,-T,{HERE}/shared.ld", "-Wl,-Bsymbolic")  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
 VARIANTS = {
@@ -67,16 +67,16 @@ def products(include, folder, variant):
     return program
 
 
-def library(functions, build_dir, variant="plain", include=None):
-    """A shared library of the launchers of `functions` that runs them here."""
+def library(functions, build_dir, variant="plain", include=None, more=()):
+    """A shared library of the launchers of `functions` that runs them here. more: further flags."""
     own, include = ([HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include))
     same = kflib.closure(FIRST, include) == kflib.closure(FIRST, own)  # no fault is planted in them: that would be read for few files
-    return kflib.library("emu", functions, build_dir, flags(variant), include=include, objects_=[runtime(build_dir, variant)],
+    return kflib.library("emu", functions, build_dir, [*flags(variant), *more], include=include, objects_=[runtime(build_dir, variant)],
                          first=FIRST if same else "")
 
 
-def build(functions, build_dir, include=None):
-    return kflib.Lib("emu", library(functions, build_dir, include=include))
+def build(functions, build_dir, include=None, more=()):
+    return kflib.Lib("emu", library(functions, build_dir, include=include, more=more))
 
 
 def sanitizer_environment(variant):

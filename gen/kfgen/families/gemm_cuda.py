@@ -4,7 +4,7 @@ blocks share a depth, another kernel does that. A left factor that is made of te
 Backward: products of tensors as they are, which ops share, and kernels that go over elements (core/gemm_back.cuh)."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kfgen.emit import emit
 from kfgen.schedule import CHEAP, NONE, OWN, Cuda, Instance
@@ -18,20 +18,36 @@ FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
-@dataclass(frozen=True)
-class Old(Instance):
+class Scheduled(Instance):
+    """One that a file may leave out (KF_SCHEDULES), or that an emulation has not."""
+
+    word = ""
+
+    def __str__(self):
+        return f"KFI_{self.word}_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
+
+
+class Whole(Scheduled):
+    word = "WHOLE"
+
+
+class Any(Scheduled):
+    word = "ANY"
+
+
+class Old(Scheduled):
     """Of devices before sm_80."""
 
-    def __str__(self):
-        return f"KFI_OLD_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
+    word = "OLD"
 
 
-@dataclass(frozen=True)
-class Hopper(Instance):
+class Hopper(Scheduled):
     """Of sm_90a."""
 
-    def __str__(self):
-        return f"KFI_HOPPER_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
+    word = "HOPPER"
+
+
+BY = {"WHOLE": Whole, "ANY": Any}
 
 
 class GemmCuda(Cuda):
@@ -135,7 +151,7 @@ class GemmCuda(Cuda):
     def own_instances(self):
         name, state, size = f"kfk_{self.k.shared}", ("from_state",) * self.k.keeps, self.k.dtype.size
         act = "act" if self.stores_act else "0"
-        found = [Instance(name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
+        found = [BY[how](name, (act, f"KFI_TILE_{tile}", f"KFI_{how}", *state)) for tile, how in TILES[size]]
         if size == 2:
             found.append(Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)))
         if self.by_wgmma or self.floats_by_wgmma:
@@ -223,7 +239,7 @@ class GemmCuda(Cuda):
         size, own, wide = self.k.dtype.size, *(f"KFI_OF_{d.word.upper()}" for d in (self.k.dtype, self.k.second))
         found = []
         for of, layout, joined in ((own, self.layouts[0], not self.loads), (wide, self.layouts[1], True)):
-            found += [Instance("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
+            found += [BY[how]("kfk_gemm_sum", (own, of, f"KFI_TILE_{tile}", f"KFI_{how}", str(layout))) for tile, how in TILES[size]]
             if size == 2:
                 found.append(Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout))))
                 found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
@@ -250,6 +266,10 @@ class GemmCuda(Cuda):
 
     def strip_reads(self, seam):
         return [s for s in seam.reads if s in self.k.ins]
+
+    def strip_ahead(self, seam):
+        """Whether the next row is on its way while one is computed. Of more tensors four blocks of an SM would not have registers for it."""
+        return self.k.bwd and DOT not in seam.reads and sum(s.reads != "result" for s in self.strip_reads(seam)) <= 2
 
     def strip_guard(self, stream):
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])

@@ -26,8 +26,8 @@ class NormedLookupCuda(RowsCuda):
 
     @property
     def blocks(self):
-        """Of an SM at least, where a warp has a row."""
-        return 1 if self.k.bwd else 3
+        """Of an SM at least, of a forward: four where a warp has a row of few vectors, three where it has one of more."""
+        return f"alone ? (held < {self.held} ? 4 : 3) : 1"
 
     @property
     def row_target(self):

@@ -30,6 +30,10 @@
                        depend on it.
    KF_NODISCARD        Affects: all launchers. What tells the compiler to warn where a call's result is not looked at: its errors would be
                        lost. Default: [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost: none.
+   KF_SCHEDULES        Affects: products of matrices in CUDA. Which kernels a file compiles, 1 + 2 + 4: 1 those that read from any address,
+                       2 those of mma.sync and of fused multiply-adds that need copies of 16 bytes, 4 those of sm_90a. A call takes what
+                       there is; KF_ERROR_UNSUPPORTED where there is nothing: without 1 for rows that begin anywhere, with 4 alone for
+                       all that wgmma does not do. Default: 7. Cost: none; each kernel left out is one less to compile.
    KF_STREAM_MIN       Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past the
                        caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and the
                        next function reads the result at once. Results do not depend on it.
@@ -76,6 +80,9 @@
 
 #ifndef KF_OMP_MIN
 #define KF_OMP_MIN 32768
+#endif
+#ifndef KF_SCHEDULES
+#define KF_SCHEDULES 7
 #endif
 #ifndef KF_STREAM_MIN
 #define KF_STREAM_MIN (16 << 20)

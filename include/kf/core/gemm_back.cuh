@@ -259,10 +259,10 @@ KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c
 {
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * kfi_gemm_kernels(c.op->size);
     if (out >= 0) p->t.out = c.t->p[out], p->t.out_ld = c.t->ld[out], p->t.out_matrix = c.t->matrix[out];
-    p->sizes.mma = c.op->size != 2 || kfi_gemm_has_mma(kernels[1]);
+    const kfi_gemm_choice portable = kfi_gemm_pick_of(&p->sizes, kernels);
     p->tile = kfi_gemm_wgmma_tile(p->sizes, c.op->type, c.op->layouts[p->of]);
     if (p->tile >= 0 && !kfi_back_maps(p, c, kernels[kfi_gemm_wgmma_kernel(c.op->size)])) p->tile = -1;
-    p->choice = p->tile >= 0 ? kfi_gemm_wgmma_choice(p->sizes, p->tile) : kfi_gemm_pick(p->sizes);
+    p->choice = p->tile >= 0 ? kfi_gemm_wgmma_choice(p->sizes, p->tile) : portable;
     return kfi_gemm_fill(&p->g, p->sizes, p->choice, out >= 0 && kfi_gemm_whole(*c.t, out, size), c.parts);
 }
 KF_FN KFI_SMALL bool kfi_back_plan_inputs(kfi_back_product *p, const kfi_back_call &c)
@@ -293,6 +293,7 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * count;
     void *args[] = {&p->t, &p->g, &p->maps};
     const kf_i64 blocks = kfi_gemm_units(p->choice, (kf_i64)p->g.tiles.d, p->sizes.matrices);
+    if (p->tile < 0 && !kernels[kfi_gemm_kernel_of(p->choice, size)]) return kfi_gemm_left_out(&c.op->name);
     const kf_result_t result =
         p->tile >= 0 ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps, p->g, p->choice, p->sizes.matrices,
                                              args, c.stream)

@@ -53,7 +53,7 @@ KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
     found.early = found.blocks == 1 || several || loose;
     if (loose && found.blocks < KFI_FEW_BLOCKS) ++found.blocks;
 #ifdef KF_EARLY_WEIGHTS
-    found.early = true;
+    found.early = found.early || kfi_few_wide(s) == 16; // with more rows two blocks an SM lose by it
 #endif
     return found;
 }

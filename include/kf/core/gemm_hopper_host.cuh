@@ -8,7 +8,10 @@
 #include "kf/core/gemm_tf32.cuh"
 
 // A kernel of sm_90a. In the emulation it is there when a test says so.
-#ifdef KF_EMULATE
+#if !(KF_SCHEDULES & 4)
+#define KFI_HOPPER_ADDRESS(...) nullptr
+#define KFI_HOPPER_STATE_ADDRESS(...) nullptr
+#elif defined(KF_EMULATE)
 #define KFI_HOPPER_ADDRESS(...) (kf_emu_hopper ? KFI_ADDRESS(__VA_ARGS__) : nullptr)
 #define KFI_HOPPER_STATE_ADDRESS(...) (kf_emu_hopper ? KFI_STATE_ADDRESS(__VA_ARGS__) : nullptr)
 #else

@@ -6,8 +6,23 @@
 #include "kf/core/gemm_few_host.cuh"
 #include "kf/core/gemm_sum.cuh"
 
+// Kernels that read by copies of 16 bytes, and from any address.
+#if KF_SCHEDULES & 2
+#define KFI_WHOLE_ADDRESS KFI_ADDRESS
+#define KFI_WHOLE_STATE_ADDRESS KFI_STATE_ADDRESS
+#else
+#define KFI_WHOLE_ADDRESS(...) nullptr
+#define KFI_WHOLE_STATE_ADDRESS(...) nullptr
+#endif
+#if KF_SCHEDULES & 1
+#define KFI_ANY_ADDRESS KFI_ADDRESS
+#define KFI_ANY_STATE_ADDRESS KFI_STATE_ADDRESS
+#else
+#define KFI_ANY_ADDRESS(...) nullptr
+#define KFI_ANY_STATE_ADDRESS(...) nullptr
+#endif
 // A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
-#ifdef KF_EMULATE
+#if defined(KF_EMULATE) || !(KF_SCHEDULES & 1)
 #define KFI_OLD_ADDRESS(...) nullptr
 #define KFI_OLD_STATE_ADDRESS(...) nullptr
 #else
@@ -58,6 +73,20 @@ KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int prod
     const kfi_gemm_sizes s = {
         sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
     return s;
+}
+
+// The choice among the portable kernels that there are (KF_SCHEDULES), and whether the device's code has mma.sync.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *const *kernels)
+{
+    const void *const one = s->bytes != 2 || kernels[1] ? kernels[1] : kernels[3];
+    s->mma = s->bytes != 2 || !one || kfi_gemm_has_mma(one);
+    kfi_gemm_sizes own = *s;
+    own.whole = s->whole && kernels[0];
+    return kfi_gemm_pick(own);
+}
+KF_FN KFI_SMALL kf_result_t kfi_gemm_left_out(const kfi_name *name)
+{
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of such sizes and alignments has no kernel here: KF_SCHEDULES leaves it out");
 }
 
 // Whether lines and matrices of a tensor begin at multiples of 16 bytes.

@@ -165,14 +165,15 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
     for (int i = 0; i < count; ++i)
         if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i])
             wide = wide && kfi_gemm_whole(*t, i, op.size);
-    s.mma = op.size != 2 || kfi_gemm_has_mma(op.kernels[1]);
-    const kfi_gemm_choice choice = kfi_gemm_pick(s);
+    const kfi_gemm_choice choice = kfi_gemm_pick_of(&s, op.kernels);
     if (!kfi_forward_strip_fits(op, room, s.matrices) || !kfi_gemm_fill(c.g, s, choice, wide, (char *)workspace + room.factor))
         return kfi_forward_too_large(op, sizes);
     if (op.loads) result = kfi_forward_factor(op, c, room, s.matrices, workspace);
     if (result != KF_SUCCESS || kfi_gemm_forward_wgmma(op, s, c, wide, &result)) return result;
     const kf_i64 blocks = (kf_i64)c.g->tiles.d * s.matrices * choice.splits;
-    result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernel_of(choice, op.size)], dim3((unsigned)blocks),
+    const void *const kernel = op.kernels[kfi_gemm_kernel_of(choice, op.size)];
+    if (!kernel) return kfi_gemm_left_out(&op.name);
+    result = kfi_launch(&op.name, kernel, dim3((unsigned)blocks),
                         (unsigned)kfi_tile_threads(choice.tile), c.args, c.stream, true, kfi_gemm_shared(choice.tile, op.size, op.layout));
     if (result != KF_SUCCESS || choice.splits < 2) return result;
     const dim3 joint = kfi_gemm_joint(c.g, s, 16 / op.size);

@@ -14,6 +14,9 @@
 
 #define KFI_GATHER_THREADS 256
 #define KFI_GATHER_WARPS (KFI_GATHER_THREADS / 32)
+#ifndef KFI_GATHER_FULL // fewer where an emulation is to have several turns of few rows
+#define KFI_GATHER_FULL(fewer) ((kf_i64)KFI_MAP_SMS * ((fewer) ? 4 : 3)) // blocks of a forward whose rows are a warp's: as many as run at a time
+#endif
 #define KFI_RUN 64 // places
 #define KFI_RUN_AHEAD 4
 #define KFI_RUN_THREADS 128
@@ -208,10 +211,11 @@ KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands 
     while (warps < KFI_GATHER_WARPS && g->units > (kf_i64)warps * 32 * m.held) warps *= 2;
     const bool held = vectors && g->units <= (kf_i64)warps * 32 * m.held;
     g->across = held ? warps * 32 : KFI_GATHER_THREADS;
-    const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across), blocks = bwd ? g->parts : groups;
-    if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
     const bool fewer = !bwd && held && g->units <= 32 * (m.held - 1);
+    const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across), full = held && warps == 1 ? KFI_GATHER_FULL(fewer) : groups;
+    const kf_i64 blocks = bwd ? g->parts : groups < full ? groups : full; // a turn ahead they have the numbers of their next rows
+    if (groups > 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld rows needs more blocks than a launch may have", (long long)g->rows);
     return kfi_launch(&m.name, m.kernels[fewer ? 4 : held ? warps > 1 : vectors ? 2 : 3], dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
 }
 KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes, kfi_gathering *g, void **args, cudaStream_t stream)

@@ -217,6 +217,7 @@ struct kfi_reducing {
 #define KFI_REDUCE_EACH 4  // where nothing is reduced
 #endif
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
+#define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
 #endif
 
 KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
@@ -272,7 +273,13 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
 KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
 {
     const kf_i64 vectors = kfi_ceil(g->axis, vec);
-    while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
+    while (g->flat && g->parts == 1 && longest && g->x > 3 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
+    if (!longest || g->parts == 1) return;
+    // And no more parts than there are blocks at a time: each ends with a join.
+    const kf_i64 of_part = kfi_ceil(g->outer, KFI_REDUCE_THREADS >> (g->x + g->y)) * g->tiles, unit = g->flat ? (kf_i64)KFI_REDUCE_THREADS * vec : (kf_i64)1 << g->y;
+    const kf_i64 parts = kfi_clamp(KFI_REDUCE_FEW / of_part, 2, g->parts);
+    g->length = kfi_ceil(kfi_ceil(g->axis, parts), unit) * unit;
+    g->parts = (unsigned)kfi_ceil(g->axis, g->length);
 }
 KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
 {
