@@ -2,29 +2,13 @@
 """The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or read again in each pass."""
 
 import functools
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kfgen import chosen
 from kfgen.families.over_rows_schedule import RowsCuda
 from kfgen.passes import copy, picks, stored
 from kfgen.schedule import STATIC_SHARED, Instance
 from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
-
-NAME = re.compile(r"[A-Za-z_]\w*")
-
-
-@dataclass
-class StripTerms:
-    """Of an element's terms of gradients that are summed over the rows: what is loaded, a row's values, statements."""
-    loads: list
-    row_loads: list
-    values: list
-    keeps: bool
-    before: list
-    lines: list
-    calls: list
-    sums: dict
 
 
 class RowCuda(RowsCuda):
@@ -171,21 +155,6 @@ class RowCuda(RowsCuda):
         early = [p.sums for p in self.program.passes[:1]]
         return (0 < len(k.sums) < 3 and k.form == "rows" and not k.shared and not k.gathers and not k.picks and not self.several_runs
                 and early == [{s.name: early[0].get(s.name) for s in k.sums}])
-
-    @functools.cached_property
-    def strip_terms(self):
-        """What those terms take: of the first pass's statements and operands those that they are made of."""
-        found, before = self.program.passes[0], self.program.before
-        calls = [text for c in found.calls for text in (*c.lines, c.x, c.dy or "", c.guard or "")]
-        words, kept = set(NAME.findall(" ".join([*found.sums.values(), *calls]))), []
-        for line in reversed(found.lines):
-            if (words_of := NAME.findall(line))[2] in words:
-                words |= set(words_of)
-                kept.insert(0, line)
-        of_row = [f"const {self.k.compute} {name} = {text};" for name, text in before.values if name in words]
-        words |= set(NAME.findall(" ".join([*before.lines, *of_row])))
-        there = [[s for s in streams if f"{s.name}_{of}" in words] for streams, of in ((self.k.loads, "f"), (self.k.row_loads, "f"), (self.k.values, "i"))]
-        return StripTerms(*there, "keep" in words, [*before.lines, *of_row], kept, found.calls, found.sums)
 
     @property
     def last_pass(self):
