@@ -8,7 +8,6 @@ results are compared before they are timed. llm.c's gradients add to what is the
 
 import argparse
 import ctypes
-import json
 import pathlib
 import shlex
 import subprocess
@@ -110,7 +109,7 @@ class Pairs:
         need = self.lib.workspace_bytes(f, sizes)
         work = self.torch.empty(max(need, 1), device="cuda", dtype=self.torch.uint8)
         fields = (ctypes.c_int64 * len(strides))(*strides) if strides else None
-        self.kept += [work, fields]
+        self.kept += [work, fields, given]
         calls = []
         for i in range(self.sets):
             values = {a["name"]: None for a in f["arguments"] if a["role"] in ("in", "out", "sum", "strides")} | dict(zip(f["sizes"], sizes))
@@ -127,6 +126,7 @@ class Pairs:
 
     def theirs(self, name, *given):
         fn = next(getattr(part, name) for part in self.llmc if hasattr(part, name))
+        self.kept.append(given)
         lists = [[g[i] if isinstance(g, list) else g for g in given] for i in range(self.sets)]
         calls = [[*words(*values), ctypes.c_void_p(self.stream)] for values in lists]
         return lambda i: fn(*calls[i])
@@ -185,11 +185,15 @@ class Pairs:
                 self.theirs("llmc_classifier", other, theirs, 1 / ROWS, [t.int() for t in label], B, T, V, P), [(loss, theirs), (mine, other)])
 
 
-# kernel: bytes that it moves at least, sets of tensors
-KERNELS = {"layer_norm": (2 * ROWS * C * 2, 12), "residual": (4 * ROWS * C * 2, 8), "layer_norm_bwd": (3 * ROWS * C * 2, 10),
-           "gelu": (2 * ROWS * C * 8, 4), "gelu_bwd": (3 * ROWS * C * 8, 4), "softmax": (2 * ROWS * V * 4, 1), "classifier": (2 * ROWS * V * 2, 1)}
-NAMES = ("kf_layer_norm_bf16", "kf_add_layer_norm_bf16", "kf_layer_norm_bwd_bf16", "kf_gelu_tanh_bf16", "kf_gelu_tanh_bwd_bf16", "kf_softmax_f32",
-         "kf_cross_entropy_with_grad_bf16")
+# kernel: kf's function, its sizes, bytes that it moves at least, sets of tensors
+KERNELS = {"layer_norm": ("kf_layer_norm_bf16", (ROWS, C), 2 * ROWS * C * 2, 12),
+           "residual": ("kf_add_layer_norm_bf16", (ROWS, C), 4 * ROWS * C * 2, 8),
+           "layer_norm_bwd": ("kf_layer_norm_bwd_bf16", (ROWS, C), 3 * ROWS * C * 2, 10),
+           "gelu": ("kf_gelu_tanh_bf16", (ROWS * 4 * C,), 2 * ROWS * C * 8, 4),
+           "gelu_bwd": ("kf_gelu_tanh_bwd_bf16", (ROWS * 4 * C,), 3 * ROWS * C * 8, 4),
+           "softmax": ("kf_softmax_f32", (ROWS, V), 2 * ROWS * V * 4, 1),
+           "classifier": ("kf_cross_entropy_with_grad_bf16", (ROWS, V), 2 * ROWS * V * 2, 1)}
+DATA = "inputs N(0, 1); labels drawn of all words; the classifier's rows are 50,304 apart"
 
 
 def main():
@@ -203,10 +207,12 @@ def main():
     args = p.parse_args()
     import kflib
     import machine
+    import store
     import timing
     import torch
     flags = shlex.split(args.flags)
-    functions = {f["name"]: f for f in kflib.manifest()["functions"] if f["name"] in NAMES}
+    wanted = {function for function, *_ in KERNELS.values()}
+    functions = {f["name"]: f for f in kflib.manifest()["functions"] if f["name"] in wanted}
     lib = kflib.build("cuda", list(functions.values()), args.build_dir, flags=flags)
     llmc = built(args.source.resolve(), args.build_dir, flags)
     if args.build_only:
@@ -214,24 +220,25 @@ def main():
     if llmc[0].llmc_begin(0):
         raise SystemExit("llmc: no GPU")
     timer, rows = timing.Cuda(), []
-    for name, (moved, sets) in KERNELS.items():
+    for name, (function, sizes, moved, sets) in KERNELS.items():
         own, other, results = getattr(Pairs(torch, lib, functions, llmc, timer.stream.cuda_stream, sets), name)()
         own(0), other(0)
         torch.cuda.synchronize()
         off = max(float((a[0].float() - b[0].float()).abs().max() / b[0].float().abs().max()) for a, b in results)
         if not off <= 0.02:
             raise SystemExit(f"llmc: {name} differs by {off} of the largest")
-        times = timer.measure({"kf": own, "llm.c": other}, sets, args.rounds)
-        row = {"kernel": name, "bytes": moved, "differs": off, "times": times, "gbps": moved / times["kf"]["us"] * 1e-3,
-               "speedup": times["llm.c"]["us"] / times["kf"]["us"]}
-        both = "  ".join(f"{who} {times[who]['us']:9.2f} us" for who in ("kf", "llm.c"))
-        print(f"{name:<16} {both}  {row['speedup']:.2f}x  differs {off:.1e}", flush=True)
-        rows.append(row)
+        times = timer.measure({"kf": own, "llmc": other}, sets, args.rounds)
+        rows.append({"function": function, "sizes": list(sizes), "dtypes": functions[function]["dtypes"], "bytes": moved, "sets": sets,
+                     "differs": off, "times": times, "gbps": moved / times["kf"]["us"] * 1e-3,
+                     "speedup": {"llmc": times["llmc"]["us"] / times["kf"]["us"]}})
+        both = "  ".join(f"{who} {t['us']:9.2f} us" for who, t in times.items())
+        print(f"{name:<16} {both}  {rows[-1]['speedup']['llmc']:.2f}x  differs {off:.1e}", flush=True)
         torch.cuda.empty_cache()
     if args.out:
-        said = {"command": "python3 bench/llmc.py --source llm.c", "machine": machine.describe("cuda", "nvcc", flags, 1), "method": timing.METHOD,
-                "source": "llm.c f1e2ace", "sizes": {"batch": B, "words": T, "channels": C, "vocabulary": V, "row": P}, "rows": rows}
-        args.out.write_text(json.dumps(said, indent=1) + "\n")
+        command = "python3 bench/llmc.py --source llm.c --out bench/results/h200/llmc.json"
+        said = {"command": command, "machine": machine.describe("cuda", "nvcc", flags, 1), "rounds": args.rounds, "method": timing.METHOD,
+                "data": DATA, "source": "llm.c f1e2ace"}
+        store.write(args.out, said, rows)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ MARK = re.compile(r"(<!-- table: (?P<what>\w+)(?P<words>[^>]*?) -->\n).*?(<!-- /
 # A difference below this is parity: 2 %, or 5 % where a call takes less than 20 us.
 PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
-         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers", "liger": "Liger"}
+         "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers",
+         "liger": "Liger", "llmc": "llm.c"}
 UNITS = ("ns", "us", "ms", "s")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of weights of few rows, summed in the launch that has the rows (templates/cuda/row_strip.j2): the bits of two launches."""
+"""Gradients of weights of few rows, summed in the launch that has the rows (kfi_row_strip_enter): the bits of two launches."""
 
 import checks
 import emulator
@@ -11,19 +11,18 @@ from conftest import BUILD
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 NAMES = ("kf_layer_norm_bwd_f32", "kf_add_rms_norm_gelu_bwd_bf16")
 FUNCTIONS = faults.named(NAMES, "cuda")
-# One row and some, fewer and more than the groups that the second stage has; as many as may be; columns that are no whole strip.
-SIZES = [(1, 1024), (5, 520), (70, 1000), (128, 520)]
-LIMIT = 128
+# One row and some; more than a thread has; as many as the second stage has groups; columns that are no whole strip.
+SIZES = [(1, 1024), (5, 520), (40, 1000), (64, 520)]
+LIMIT = 64
 CORE = "kf/core/row_reduce.cuh"
-OPS = "kf/ops/layer_norm.device.cuh"
 # file, text of it, what stands there instead
 SEEDED = {
     "columns are read when rows are written": ("kf/core/row_host.cuh", r"&& !kfi_row_in_place\(operands\)", ""),
-    "the first group of rows": (CORE, r"gradient \* KFI_SUM_GROUPS \+ group\)", "gradient * KFI_SUM_GROUPS + (group ? group : 1))"),
-    "the first gradient for the second": (CORE, r"buffer \+ k \* KFI_SUM_GROUPS", "buffer + 0 * KFI_SUM_GROUPS"),
+    "a row left out": (CORE, r"\(gradient \* KFI_SUM_GROUPS \+ row\)", "(gradient * KFI_SUM_GROUPS + (row ? row : 1))"),
+    "the first gradient for the second": (CORE, r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS", "kfi_dynamic() + 0 * KFI_SUM_GROUPS"),
     "a strip's neighbour": (CORE, r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
-    "nobody waits for the other warps": (OPS, r"__syncthreads\(\);(\s+kfi_row_strip_store)", r"\1"),
-    "the rows behind the first groups": (OPS, r"row \+= KFI_SUM_GROUPS\)", "row += g.rows)"),
+    "nobody waits for the other warps": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),
+    "a thread's rows added to those before": (CORE, r"sum\[e\] = 0;", ";"),
 }
 
 

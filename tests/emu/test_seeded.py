@@ -178,6 +178,18 @@ SEEDED |= {
     "a band's columns with a gap for no gap": (
         "kf/core/row_band.cuh", r"\* \(p\.gap \+ g\.inner\) \+ u\.first", "* g.inner + u.first", ("kf_batch_norm_train_f32",), ()),
 }
+SEEDED |= {
+    "half of what a thread has of a chunk": (
+        "kf/core/reduce.cuh", r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)", "more[e] = more[e + by]",
+        ("kf_sum_f32", "kf_amax_bf16"), ()),
+    "a block too few where they go back": (
+        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x;(\s+)const unsigned rest",
+        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x;\1const unsigned rest", ("kf_var_f32", "kf_amax_bwd_f32"), ()),
+    "the last vectors of a sweep that goes back": (
+        "kf/ops/amax.device.cuh", r"\(at\.loops - 1\) & -ahead", "(at.loops - 1 - ahead) & -ahead", ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"), ()),
+    "the end of an axis as a whole vector": (
+        "kf/core/reduce.cuh", r"i < at\.loops \? at\.last : 0", "i < at.loops ? at.left : 0", ("kf_sum_bwd_f32", "kf_amax_bwd_bf16"), ()),
+}
 SEEDED |= cases.said("FAULTS")
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.

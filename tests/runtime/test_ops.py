@@ -270,7 +270,7 @@ def test_every_function_has_one():
     names += [name for name, _, _ in runtime.aliases(everything, made)]
     assert len(names) - len({f.name for f in made if f.name == f.plain}) == len(set(names))
     covered = {(f.op, f.bwd, m["activation"], tuple(m["dtypes"])) for f in made for m in f.members}
-    assert covered == {(f["op"], f["bwd"], f["activation"], tuple(f["dtypes"])) for f in everything["functions"]}
+    assert covered == {(f["op"], f["bwd"], f["activation"], tuple(f["dtypes"])) for f in everything["functions"] if "tf32" not in f["dtypes"]}
     assert {"kf_fused_elementwise_add_activation", "kf_fused_elementwise_mul", "kf_fused_layer_norm"} <= set(names)
 
 

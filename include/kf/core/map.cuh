@@ -48,7 +48,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_
     __syncthreads();
     // Now a warp has some columns, one after the other.
     for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES; c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
-        const double sum = kfi_sum_groups(&buffer[0][c], 4 * KFI_SUM_LANES + 1);
+        const double sum = kfi_sum_groups(&buffer[0][c], 4 * KFI_SUM_LANES + 1, KFI_SUM_GROUPS);
         const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES * 4 + c;
         if (threadIdx.x % 32 == 0 && i < s.count) kfi_store_sum(kfi_tag<dtype>(), out, i, sum);
     }

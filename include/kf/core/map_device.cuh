@@ -263,11 +263,12 @@ KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer
     }
 }
 
-// What the groups of the second stage have of a column, `stride` apart, added up by a warp: a lane has two of them (one where there are 32).
-KFI_DEVICE double kfi_sum_groups(const double *column, int stride)
+// What so many groups of the second stage have of a column, `stride` apart, added up by a warp: a lane has two of them (one where there are 32).
+KFI_DEVICE double kfi_sum_groups(const double *column, int stride, int groups)
 {
-    double sum = column[(int)(threadIdx.x % 32) * stride];
-    if (KFI_SUM_GROUPS == 64) sum += column[(int)(threadIdx.x % 32 + KFI_SUM_GROUPS / 2) * stride];
+    const int lane = (int)(threadIdx.x % 32);
+    double sum = lane < groups ? column[lane * stride] : 0.0;
+    if (KFI_SUM_GROUPS == 64 && lane + 32 < groups) sum += column[(lane + 32) * stride];
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     return sum;

@@ -49,7 +49,9 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
-    const unsigned rest = g.flat ? blockIdx.x : blockIdx.x / g.tiles, tile = g.flat ? 0 : blockIdx.x - rest * g.tiles;
+    // Each launch goes the other way than the one before it: what that has read last is in the L2 cache.
+    const unsigned block = g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const unsigned rest = g.flat ? block : block / g.tiles, tile = g.flat ? 0 : block - rest * g.tiles;
     const unsigned outer = g.parts == 1 ? rest : rest / g.parts;
     kfi_reduce_at at = {};
     at.part = rest - outer * g.parts;
@@ -205,10 +207,15 @@ struct kfi_reducing {
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
 #define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
 #endif
+#ifndef KFI_REDUCE_WARPS
+#define KFI_REDUCE_WARPS KFI_REDUCE_THREADS // threads of a block whose axes have a warp at most
+#endif
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
+#ifndef KFI_REDUCE_EACH
 #define KFI_REDUCE_EACH 4  // where nothing is reduced
+#endif
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
 #define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
 #endif
@@ -284,7 +291,8 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
 {
     // Threads that share no result are others' places.
-    const int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    const int threads = g.flat && g.x <= 5 && m.passes ? KFI_REDUCE_WARPS
+                        : g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
     const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,

@@ -55,9 +55,6 @@ struct kfi_groups {
 #define KFI_ROW_SUM_BLOCK 256 // where gradients are added up
 #endif
 #define KFI_ROW_STRIP 4 // threads along the columns of a block that adds up gradients of few rows
-#ifndef KFI_ROW_STRIP_ROWS
-#define KFI_ROW_STRIP_ROWS 128 // few are so many at most
-#endif
 #ifndef KFI_ROW_CAP // threads of a row in a block; fewer where an emulation is to reach every kernel by short rows
 #define KFI_ROW_CAP 1024
 #define KFI_ROW_CLUSTER 8 // blocks of a row

@@ -217,7 +217,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
                         (long long)rows, (long long)cols);
     // Few rows, each of which would be a block's only one: the same bits as in two launches. Blocks of columns read what blocks of rows read,
     // whoever comes first: not in place.
-    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_ROW_STRIP_ROWS && g->groups == 1 &&
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 && rows <= KFI_SUM_GROUPS && g->groups == 1 &&
         kfi_row_parts(*g, threads, true) == rows && !kfi_row_in_place(operands)) {
         const int columns = KFI_ROW_STRIP * m.vec, buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
         s->partial = nullptr;

@@ -44,29 +44,41 @@ template <int vec, int split, int side> KFI_DEVICE kfi_row_thread kfi_row_enter(
     at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
     return at;
 }
-// The first column of a thread in a block that has a strip of columns (row_strip.j2).
-template <int vec> KFI_DEVICE int kfi_row_strip_first(const kfi_sums &sums)
+// Whether the block has a strip of columns in place of a row; then a thread has a vector of some rows, one after the other.
+template <int vec> KFI_DEVICE bool kfi_row_strip_enter(kfi_row_thread *at, const kfi_row_layout &g, const kfi_sums &sums)
 {
-    return ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
+    if (blockIdx.x < sums.parts) return false;
+    at->first = ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
+    at->step = (int)g.cols; // its second one is behind the end
+    at->row = (int)threadIdx.x / KFI_ROW_STRIP;
+    at->apart = (int)blockDim.x / KFI_ROW_STRIP;
+    at->group = at->lane = 0;
+    return true;
 }
-// What a thread has added up of one group of rows, each as a block of its own would leave it for the second stage.
-template <int vec> KFI_DEVICE void kfi_row_strip_put(double *buffer, int gradient, int group, const double (&sum)[vec])
+// The terms of a row, as a block of its own would leave them for the second stage.
+template <int vec, class type> KFI_DEVICE void kfi_row_strip_put(int gradient, int row, type (&sum)[vec])
 {
     constexpr int stride = KFI_ROW_STRIP * vec + 1;
+    double *const to = (double *)kfi_dynamic() + (gradient * KFI_SUM_GROUPS + row) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec;
 #pragma unroll
-    for (int e = 0; e < vec; ++e) buffer[(gradient * KFI_SUM_GROUPS + group) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec + e] = sum[e];
+    for (int e = 0; e < vec; ++e) {
+        to[e] = 0.0 + sum[e];
+        sum[e] = 0;
+    }
 }
-// And the groups, as the second stage adds them up.
-template <int dtype, int vec, int count>
-KFI_DEVICE void kfi_row_strip_store(const double *buffer, const kfi_sums &sums, kf_i64 first, kf_i64 cols)
+// And all of them, as that adds them up.
+template <int dtype, int vec, int count> KFI_DEVICE void kfi_row_strip_store(const kfi_sums &sums, const kfi_row_layout &g)
 {
     constexpr int columns = KFI_ROW_STRIP * vec;
+    const kf_i64 first = (kf_i64)(blockIdx.x - sums.parts) * columns;
+    __syncthreads();
 #pragma unroll
     for (int k = 0; k < count; ++k) {
         void *const out = kfi_sum_out(sums, (unsigned)k);
+        const double *const from = (const double *)kfi_dynamic() + k * KFI_SUM_GROUPS * (columns + 1);
         for (int c = (int)threadIdx.x / 32; out && c < columns; c += (int)blockDim.x / 32) {
-            const double sum = kfi_sum_groups(buffer + k * KFI_SUM_GROUPS * (columns + 1) + c, columns + 1);
-            if (threadIdx.x % 32 == 0 && first + c < cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
+            const double sum = kfi_sum_groups(from + c, columns + 1, (int)g.rows);
+            if (threadIdx.x % 32 == 0 && first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
         }
     }
 }
