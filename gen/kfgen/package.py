@@ -14,6 +14,10 @@ from kfgen.render import Renderer, environment, write
 DEFAULTS = {"prefix": "/usr/local", "includedir": "include", "datadir": "share"}
 PKG_CONFIG, CMAKE = ("kf.pc",), ("kfConfig.cmake", "kfConfigVersion.cmake")
 LIST = "share/kf/installed.txt"
+# What nvcc is to compile for, where nobody knows better: Hopper's own instructions (wgmma), which code for 9.0 without the `a` lacks, and for all
+# other devices from 8.0 on what the driver compiles once. As nvcc's flags, and in CMake's words; meson.build has the flags too.
+NVCC_ARCH = "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80"
+ARCHITECTURES = "90a-real;80-virtual"
 
 
 def folders(datadir="share"):
@@ -22,7 +26,8 @@ def folders(datadir="share"):
 
 
 def template(name, **values):
-    return environment().get_template(f"package/{name}.j2").render(version=paths.version(), **values)
+    values |= {"version": paths.version(), "nvcc_arch": NVCC_ARCH, "architectures": ARCHITECTURES}
+    return environment().get_template(f"package/{name}.j2").render(**values)
 
 
 def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=DEFAULTS["datadir"]):

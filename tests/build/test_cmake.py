@@ -6,17 +6,25 @@ import shutil
 import cases
 import pytest
 import ways
+from kfgen import package
 
 pytestmark = ways.needs_cmake
 LANGUAGES = {"C": "program.c", "CXX": "program.cpp", "CUDA": "program.cu"}
 FLAGS = {"C": f"-std=c11 {ways.WARNINGS}", "CXX": f"-std=c++17 {ways.WARNINGS}", "CUDA": f"-std=c++17 {ways.NVCC_WARNINGS}"}
 
 
+CHECKED = f"""
+if(NOT KF_CUDA_ARCHITECTURES STREQUAL "{package.ARCHITECTURES}")
+  message(FATAL_ERROR "KF_CUDA_ARCHITECTURES: ${{KF_CUDA_ARCHITECTURES}}")
+endif()
+"""
+
+
 def build(project, language, home, before=""):
     """The page's lines in the project's language. Returns what the program says."""
     flags = f"-DCMAKE_{language}_FLAGS='{FLAGS[language]}'"
     if language == "CUDA":
-        flags += f" -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_COMPILER='{ways.NVCC}'"
+        flags += f" -DCMAKE_CUDA_COMPILER='{ways.NVCC}'"
     ways.shell(ways.snippet("cmake-run", [("cmake -B build", f"cmake -B build {flags}")]), project, home)
     return ways.run(project / "build/program")
 
@@ -24,7 +32,8 @@ def build(project, language, home, before=""):
 @pytest.mark.parametrize("language", cases.by_level(["C"], ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)]))
 def test_find_package(home, tmp_path, language):
     changes = [("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{LANGUAGES[language]})")]
-    project = ways.consumer(tmp_path, CMakeLists__txt=ways.snippet("cmake", changes))
+    text = ways.snippet("cmake", changes) + (ways.snippet("cmake-cuda") if language == "CUDA" else CHECKED)
+    project = ways.consumer(tmp_path, CMakeLists__txt=text)
     assert build(project, language, home) == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
 
 

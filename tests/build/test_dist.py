@@ -74,9 +74,10 @@ def test_fetch_content(archive, tmp_path, no_python, language):
     sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
     text = ways.snippet("fetch-content", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_),
                                           ("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{source})")])
+    text += ways.snippet("cmake-cuda") if language == "CUDA" else ""
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=text)
     warnings = ways.NVCC_WARNINGS if language == "CUDA" else ways.WARNINGS
-    cuda = ["-DCMAKE_CUDA_ARCHITECTURES=90", f"-DCMAKE_CUDA_COMPILER={ways.NVCC}"] if language == "CUDA" else []
+    cuda = [f"-DCMAKE_CUDA_COMPILER={ways.NVCC}"] if language == "CUDA" else []
     said = ways.run("cmake", "-B", "build", f"-DCMAKE_{language}_FLAGS={warnings}", *cuda, cwd=project, **no_python)
     assert "Warning" not in said
     ways.run("cmake", "--build", "build", cwd=project, **no_python)

@@ -4,8 +4,10 @@
 import shutil
 
 import cases
+import kflib
 import pytest
 import ways
+from kfgen import package
 
 pytestmark = ways.needs_pkg_config
 GCC = "gcc -O3 -march=native"
@@ -33,6 +35,8 @@ def test_moved(home, tmp_path):
     said = ways.run("pkg-config", "--cflags", "--libs", "kf", PKG_CONFIG_PATH=where).split()
     assert said[1] == "-isystem" and said[3:] == ["-lm"]
     assert (tmp_path / "elsewhere/include").samefile(said[2]) and said[0] == f"-I{said[2]}"
+    assert ways.run("pkg-config", "--variable=nvcc_arch", "kf", PKG_CONFIG_PATH=where).strip() == package.NVCC_ARCH
+    assert package.NVCC_ARCH in (kflib.ROOT / "meson.build").read_text()
     assert ways.run("pkg-config", "--modversion", "kf", PKG_CONFIG_PATH=where).strip() == ways.VERSION
     assert (tmp_path / "elsewhere").samefile(ways.run("pkg-config", "--variable=prefix", "kf", PKG_CONFIG_PATH=where).strip())
 

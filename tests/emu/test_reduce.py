@@ -139,7 +139,7 @@ int main()
 
 
 def test_threads_of_a_place(include, tmp_path):
-    """Of many long axes each has fewer threads, of up to 64 vectors, at least eight, never so few that they do not fill the device; of few and
+    """Of many long axes each has fewer threads, of up to 64 vectors, at least a warp, never so few that they do not fill the device; of few and
     very long ones each has fewer parts, not fewer than there are blocks at a time; of sums, whose bits would change, none has."""
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
@@ -152,9 +152,9 @@ def test_threads_of_a_place(include, tmp_path):
     found = subprocess.run([tmp_path / "plans"], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
     plans = {s: [int(n) for n in line.split()] for s, line in zip(shapes, found, strict=True)}
     assert [plans[s][1] for s in ((4096, 32000, 8), (8192, 16000, 8), (1024, 32000, 8), (1, 32000, 8))] == [64, 32, 256, 256]
-    assert plans[32768, 4096, 8][1] == 8 and plans[1, 1 << 30, 4][3:5] == [2110, 396] and plans[100, 1 << 24, 4][4] == 3
+    assert plans[1, 1 << 30, 4][3:5] == [2110, 396] and plans[100, 1 << 24, 4][4] == 3
     for (outer, axis, vec), (before, longer, never, parts, fewer, as_many, length) in plans.items():
         assert never == before and longer <= before and as_many == parts
         if longer < before:
-            assert parts == 1 and longer >= 8 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
+            assert parts == 1 and longer >= 32 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
         assert (fewer == 1) == (parts == 1) and fewer <= parts and (fewer - 1) * length < axis <= fewer * length

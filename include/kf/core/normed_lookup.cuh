@@ -238,7 +238,7 @@ KF_FN kf_result_t kfi_gathering_table(const kfi_gather_op &m, const kfi_gather_t
                            sizes[2 + i], kfi_ceil(rows, KFI_RUN), kfi_make_divisor(1), 0, 0, 0, t.beta};
     if (s.below == 0) return result;
     if (rows > 0) {
-        kfi_sort sorted = {t.numbers[i], rows, s.below, t.skipped[i], nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
+        kfi_sort sorted = {t.numbers[i], rows, s.below, t.skipped[i], nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0, 0};
         result = kfi_sort_run(&m.name, m.kernels + 4, &sorted, sort, stream);
         s.begin = sorted.begin;
         s.ids = sorted.to;

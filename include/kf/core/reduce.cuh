@@ -273,7 +273,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
 KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
 {
     const kf_i64 vectors = kfi_ceil(g->axis, vec);
-    while (g->flat && g->parts == 1 && longest && g->x > 3 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
+    while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
     if (!longest || g->parts == 1) return;
     // And no more parts than there are blocks at a time: each ends with a join.
     const kf_i64 of_part = kfi_ceil(g->outer, KFI_REDUCE_THREADS >> (g->x + g->y)) * g->tiles, unit = g->flat ? (kf_i64)KFI_REDUCE_THREADS * vec : (kf_i64)1 << g->y;

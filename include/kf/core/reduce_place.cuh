@@ -19,10 +19,6 @@ template <int vec> KFI_DEVICE void kfi_place_of(kf_i64 (&place)[vec], const int 
         place[e] = !there ? KFI_NOWHERE : g.flat ? at.column + turn[e] * at.step + e : at.row + ((kf_i64)turn[e] << g.y);
     }
 }
-#ifndef KFI_PLACE_BLOCKS // set for tuning alone
-#define KFI_PLACE_BLOCKS 1
-#define KFI_PLACE_AHEAD 0 // vectors on their way; 0: as the schedule says
-#endif
 #ifndef KFI_PLACE_GROUP
 #define KFI_PLACE_GROUP 2 // vectors of 2-byte elements of which the best is found before it is compared: so many are looked through again
 #endif
