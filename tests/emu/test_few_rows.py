@@ -18,7 +18,7 @@ CORE = "kf/core/row_reduce.cuh"
 # file, text of it, what stands there instead
 SEEDED = {
     "columns are read when rows are written": ("kf/core/row_host.cuh", r"&& !kfi_row_in_place\(operands\)", ""),
-    "a row left out": (CORE, r"KFI_SUM_GROUPS \+ \(int\)row\)", "KFI_SUM_GROUPS + (int)(row ? row : 1))"),
+    "a row left out": (CORE, r"\(gradient \* KFI_SUM_GROUPS \+ row\)", "(gradient * KFI_SUM_GROUPS + (row ? row : 1))"),
     "the first gradient for the second": (CORE, r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS", "kfi_dynamic() + 0 * KFI_SUM_GROUPS"),
     "a strip's neighbour": (CORE, r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
     "nobody waits for the other warps": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),

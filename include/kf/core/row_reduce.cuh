@@ -56,10 +56,10 @@ template <int vec> KFI_DEVICE bool kfi_row_strip_enter(kfi_row_thread *at, const
     return true;
 }
 // The terms of a row, as a block of its own would leave them for the second stage.
-template <int vec, class type> KFI_DEVICE void kfi_row_strip_put(int gradient, kf_i64 row, type (&sum)[vec])
+template <int vec, class type> KFI_DEVICE void kfi_row_strip_put(int gradient, int row, type (&sum)[vec])
 {
     constexpr int stride = KFI_ROW_STRIP * vec + 1;
-    double *const to = (double *)kfi_dynamic() + (gradient * KFI_SUM_GROUPS + (int)row) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec;
+    double *const to = (double *)kfi_dynamic() + (gradient * KFI_SUM_GROUPS + row) * stride + (int)threadIdx.x % KFI_ROW_STRIP * vec;
 #pragma unroll
     for (int e = 0; e < vec; ++e) {
         to[e] = 0.0 + sum[e];
@@ -80,19 +80,6 @@ template <int dtype, int vec, int count> KFI_DEVICE void kfi_row_strip_store(con
             const double sum = kfi_sum_groups(from + c, columns + 1, (int)g.rows);
             if (threadIdx.x % 32 == 0 && first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
         }
-    }
-}
-// A vector's terms, added to partial sums that are not in registers: all of these are on their way before the first is stored.
-template <int in_registers, int vec, class type> KFI_DEVICE void kfi_row_add(type *partial, type (&sum)[vec], kf_i64 at, const kfi_sums &sums)
-{
-    if (in_registers) return;
-    type there[vec];
-#pragma unroll
-    for (int e = 0; e < vec; ++e) there[e] = partial && at + e < sums.stride ? partial[at + e] : 0;
-#pragma unroll
-    for (int e = 0; e < vec; ++e) {
-        if (partial && at + e < sums.stride) partial[at + e] = there[e] + sum[e];
-        sum[e] = 0;
     }
 }
 // Nobody sends to another block before.
