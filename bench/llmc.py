@@ -113,7 +113,7 @@ class Pairs:
         calls = []
         for i in range(self.sets):
             values = {a["name"]: None for a in f["arguments"] if a["role"] in ("in", "out", "sum", "strides")} | dict(zip(f["sizes"], sizes))
-            values |= dict(f["scalars"])
+            values |= dict(f["scalars"]) | {n: 0.0 for n in ("label_smoothing", "z_loss") if n in f["scalars"]}
             values |= {a["name"]: a["default"] for a in f["arguments"] if a["role"] == "integer"}
             values |= {n: t[i].data_ptr() for n, t in given.items()}
             values |= {"strides": ctypes.addressof(fields) if strides else None, "workspace": work.data_ptr(), "workspace_bytes": need}
