@@ -8,7 +8,7 @@ import os
 import pathlib
 
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
-SHARE = 12  # of planted faults level 1 compiles and runs one in so many
+SHARE = 16  # of planted faults level 1 compiles and runs one in so many
 
 
 def by_level(gate, whole):
