@@ -88,6 +88,7 @@ CASES = {
     "deep nesting": (act(expr=f'"{"-" * 3000}x"'), "activation.twice", "expr", "nested too deeply", "docs/hacking.md"),
     "long sum": (act(expr=f'"x{" + x" * 5000}"'), "activation.twice", "expr", "nested too deeply", "docs/hacking.md"),
     "deep nesting of a ref": (act(ref=f'"{"-" * 3000}x"'), "activation.twice", "ref", "is not one Python expression", "np"),
+    "name of two lines": (act().replace("activation.twice", 'activation."a\\nb"'), "activation.a\\nb", "name", "`a\\nb` is not a word", "lower-case"),
     "power": (act(expr='"x ** 2"'), "activation.twice", "expr", "uses `x ** 2`", "docs/hacking.md"),
     "act in an activation": (act(expr='"act(x)"'), "activation.twice", "expr", "no meaning here", "docs/hacking.md"),
     "unread operand": (op(operands='{ a = "elem", b = "elem", c = "row" }'), "op.plus_{act}", "operands", "`c` is not read", "remove it"),
