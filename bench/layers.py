@@ -30,7 +30,7 @@ def groups():
 
 
 def function_of(words, dtype):
-    """The launcher of a contender "kf linear_gelu pre bias", and the manifest's name of it."""
+    """The launcher of a contender: of "kf linear_gelu pre bias" kf_linear_gelu_bf16."""
     return f"kf_{words[1]}_{dtype}"
 
 

@@ -207,9 +207,6 @@ struct kfi_reducing {
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
 #define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
 #endif
-#ifndef KFI_REDUCE_WARPS
-#define KFI_REDUCE_WARPS KFI_REDUCE_THREADS // threads of a block whose axes have a warp at most
-#endif
 #ifndef KFI_REDUCE_TILE // set for tuning alone
 #define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
 #define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
@@ -291,8 +288,7 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
 {
     // Threads that share no result are others' places.
-    const int threads = g.flat && g.x <= 5 && m.passes ? KFI_REDUCE_WARPS
-                        : g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    const int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
     const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
