@@ -158,6 +158,16 @@ template <int vec>
 KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
 {
     kfi_place at;
+    if (g.few) { // no divisions before the first load
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        at.part = 0;
+        at.tile = blockIdx.x;
+        at.row = (warp << (g.few - 1)) + (lane >> (6 - g.few));
+        at.col_begin = (kf_i64)at.tile * g.bx * vec;
+        at.col = at.col_begin + (lane & (g.bx - 1)) * vec;
+        at.rows = at.row < g.rows && at.col < g.cols;
+        return at;
+    }
     const unsigned ty = threadIdx.x / (unsigned)g.bx;
     at.part = blockIdx.x / g.tiles;
     at.tile = blockIdx.x - at.part * g.tiles;
@@ -295,6 +305,47 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
     kfi_copy<16>(v + 2, (const double *)p + i + 2);
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
+
+// Of few rows, of which each thread has one: added up by the threads of a warp two by two, which share out their columns as they go, then
+// warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone.
+template <int dtype, int vec, class real>
+KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g, const kfi_place &at)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, bits = g.few - 1, width = g.bx * vec, warps = g.by >> bits;
+    int own = (int)(at.col - at.col_begin), left = vec; // its first column of the block's, and how many
+    bool writes = true;
+    if (!out) return;
+#pragma unroll
+    for (int j = 0; j < KFI_MAP_FEW_BITS; ++j) {
+        const int half = vec >> (j + 1), by = g.bx << j;
+        const bool upper = (lane & by) != 0;
+        if (j >= bits) break;
+        if (half == 0) { // they have the same column
+            sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], by);
+            writes = writes && !upper;
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < half; ++e) {
+            const real given = upper ? sum[e] : sum[e + half], kept = upper ? sum[e + half] : sum[e];
+            sum[e] = kept + __shfl_xor_sync(0xffffffffu, given, by);
+        }
+        own += upper ? half : 0;
+        left = half;
+    }
+    __syncthreads(); // the buffer may still be read by the sum before
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (writes && e < left) buffer[warp * width + own + e] = sum[e];
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
+        real total = buffer[c];
+#pragma unroll
+        for (int w = 1; w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS; ++w)
+            if (w < warps) total += buffer[w * width + c];
+        if (at.col_begin + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, at.col_begin + c, total);
+    }
+}
 
 #ifdef KFI_LAUNCHER_NAMES
 #include "kf/core/result.h"
