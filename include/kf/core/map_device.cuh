@@ -309,10 +309,11 @@ KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { retur
 // Of few rows, of which each thread has one: added up by the threads of a warp two by two, which share out their columns as they go, then
 // warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone.
 template <int dtype, int vec, class real>
-KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g, const kfi_place &at)
+KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, bits = g.few - 1, width = g.bx * vec, warps = g.by >> bits;
-    int own = (int)(at.col - at.col_begin), left = vec; // its first column of the block's, and how many
+    const kf_i64 first = (kf_i64)blockIdx.x * width;
+    int own = (lane & (g.bx - 1)) * vec, left = vec; // its first column of the block's, and how many
     bool writes = true;
     if (!out) return;
 #pragma unroll
@@ -343,7 +344,7 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
 #pragma unroll
         for (int w = 1; w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS; ++w)
             if (w < warps) total += buffer[w * width + c];
-        if (at.col_begin + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, at.col_begin + c, total);
+        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, total);
     }
 }
 

@@ -30,7 +30,7 @@ struct kfi_reduce {
     kf_i64 results;            // outer * inner of the call
     void *partial, *done;      // partial[reduction of the pass][part][result], done[reduction][result]
     unsigned parts, tiles;     // of the axis; of inner, in columns
-    int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: 0); as powers of two
+    int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: warps that share out its chunks); as powers of two
     int flat, stage;
 };
 
@@ -45,7 +45,8 @@ struct kfi_reduce_at {
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
-template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
+// ahead: vectors of a chunk, which a warp has where an axis is shared out (kfi_reduce_spread).
+template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
@@ -64,12 +65,17 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
         at.step = vec << g.x;
         at.loops = first < end ? (int)(end - first - 1 >> (g.x + log)) + 1 : 0;
         at.column = first;
-        at.start = o * p.outer + first;
         at.left = vec;
         at.last = at.loops > 0 && end - first - (at.loops - 1) * at.step < vec ? (int)(end - first - (at.loops - 1) * at.step) : vec;
+        if (ahead > 0 && g.y > 0) { // all of its vectors are whole ones
+            at.column += y * ahead * at.step;
+            at.loops -= y * ahead;
+            at.loops = at.loops < 0 ? 0 : at.loops < ahead ? at.loops : ahead;
+        }
+        at.start = o * p.outer + at.column;
         at.result = o;
         at.results = 1;
-        at.writes = x == 0;
+        at.writes = x == 0 && y == 0;
     } else {
         const kf_i64 column = (((kf_i64)tile << g.x) + x) * vec, row = begin + y, room = g.inner - column;
         at.left = at.last = room < vec ? (room < 0 ? 0 : (int)room) : vec;
@@ -150,6 +156,14 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
     { \
         __shared__ type buffer[KFI_REDUCE_THREADS / 32][32][vec]; \
         const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
+        if (g.flat && g.y > 0) { /* the chunks of an axis, in the order in which one warp would come to them */ \
+            const int first = warp >> g.y << g.y; \
+            __syncthreads(); \
+            buffer[warp][lane / vec][lane % vec] = v[0]; \
+            __syncthreads(); \
+            v[0] = buffer[first][lane / vec][lane % vec]; \
+            for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[first + w][lane / vec][lane % vec]); \
+        } \
         for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
@@ -202,6 +216,7 @@ struct kfi_reducing {
     bool again;   // a tensor is read by several sweeps
     int longest;  // vectors of a thread at most, where the order in which an axis is gone over makes no difference; else 0
     bool flat;    // whether there is a kernel for axes of aligned vectors alone
+    int ahead = 0; // vectors of a chunk, where several warps may share out an axis
 };
 #ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
@@ -215,6 +230,7 @@ struct kfi_reducing {
 #endif
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
 #define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
+#define KFI_REDUCE_SPREAD ((kf_i64)KFI_MAP_SMS * 4)  // axes up to which there is a scheduler for each
 #endif
 
 KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
@@ -278,6 +294,13 @@ KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
     g->length = kfi_ceil(kfi_ceil(g->axis, parts), unit) * unit;
     g->parts = (unsigned)kfi_ceil(g->axis, g->length);
 }
+// Few axes of a warp each: as many warps as an axis has chunks, which are added up as one warp would.
+KF_FN KFI_SMALL void kfi_reduce_spread(kfi_reduce *g, int vec, int ahead)
+{
+    if (!ahead || !g->flat || g->parts > 1 || g->x != 5 || g->axis % vec != 0 || g->outer > KFI_REDUCE_SPREAD) return;
+    const kf_i64 chunks = kfi_ceil(g->axis, 32 * vec * ahead);
+    if (chunks << 5 <= KFI_REDUCE_THREADS) g->y = kfi_log_up(chunks, 5);
+}
 KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
 {
     if (!kfi_fits(outer, axis, inner)) return 0;
@@ -288,7 +311,10 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
 KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
 {
     // Threads that share no result are others' places.
-    const int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    const int own = 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : own;
+    // Few axes: a block each, so that more multiprocessors have some. (A place's kernel has blocks of one size.)
+    while (!m.longest && g.stage < 0 && threads > own && kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles <= KFI_MAP_SMS) threads /= 2;
     const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
@@ -312,6 +338,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
     kfi_reduce_lengthen(g, m.vec, m.longest);
+    if (m.passes) kfi_reduce_spread(g, m.vec, m.ahead);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
