@@ -183,7 +183,7 @@ def test_few_axes(spread, name):
 
 SPREAD_FAULTS = {
     "the first chunk in each warp": ("kf/core/reduce.cuh", r"at\.column \+= y \* ahead", "at.column += 0 * ahead"),
-    "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[first \+ w\]\[lane / vec\]", "buffer[first][lane / vec]"),
+    "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)", "buffer[first * 32 + lane])"),
     "a chunk that is longer": ("kf/core/reduce.cuh", r"at\.loops < ahead \? at\.loops : ahead", "at.loops"),
     "a whole vector for the end of an axis": ("kf/core/reduce.cuh", r" \|\| g->axis % vec != 0", ""),
 }
@@ -216,3 +216,50 @@ def check_few(lib, f):
         for out, array in found[0].items():
             if not checks.same_bits(array, found[1][out]):
                 raise checks.Failure(f"{f['name']} {axis}: {out} has other bits in few blocks")
+
+
+# (axis, columns, multiprocessors, launches): clusters of eight, four and two blocks, the last of which may have nothing, or a part of one; too
+# few columns, and too many.
+GATHERED = [(900, 130, 24, 1), (200, 130, 24, 1), (130, 130, 12, 1), (700, 70, 5, 1), (900, 12, 132, 2), (900, 130, 2, 2)]
+
+
+@pytest.mark.parametrize("name", SPREAD_NAMES)
+def test_columns_of_a_long_axis(spread, name):
+    """Their parts are joined in the launch that finds them, by the blocks of a cluster."""
+    f, = faults.named((name,), "cuda")
+    check_gathered(spread, f)
+
+
+def check_gathered(lib, f):
+    emu = emulator.Emulator(lib)
+    vec = 16 // kflib.SIZE[f["dtypes"][0]]
+    for axis, cols, sms, launches in GATHERED:
+        for outer, shift in ((1, 0), (2, 1)):
+            memory, before = emulator.Memory(emu, emulator.RUNS[1:]), emu.launches
+            try:
+                emu.set(sms=sms)
+                checks.run(lib, memory, f, (outer, axis, cols * vec // 4), shift=shift)
+            finally:
+                emu.set(sms=132)
+            made = (emu.launches - before) // len(memory.runs)
+            assert made == launches or made > launches > 1, (axis, cols, sms, made)
+
+
+GATHER_FAULTS = {
+    "the first block's for all": ("kf/core/reduce.cuh", r"slots\[r \* size", "slots[0 * size"),
+    "what all blocks send in one place": ("kf/core/reduce.cuh", r"slots \+ rank \* size", "slots + 0 * size"),
+    "nobody waits for what others send": ("kf/core/reduce.cuh", r"(kfi_cluster_arrive\(\); \\\n +)kfi_cluster_wait\(\);", r"\1"),
+}
+
+
+def test_every_fault_of_clusters_has_its_place(include, tmp_path):
+    for place in GATHER_FAULTS.values():
+        faults.plant(include, tmp_path, *place)
+
+
+@pytest.mark.parametrize("what", faults.some(GATHER_FAULTS))
+def test_seeded_fault_of_clusters(include, tmp_path, what):
+    functions = faults.named(("kf_sum_f32",), "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *GATHER_FAULTS[what]))
+    with pytest.raises(checks.Failure):
+        check_gathered(broken, functions[0])

@@ -20,6 +20,9 @@
 #ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_THREADS 256
 #endif
+#ifndef KFI_REDUCE_CLUSTER // fewer where an emulation is to reach every kernel by few columns
+#define KFI_REDUCE_CLUSTER 3 // blocks of a cluster at most, as a power of two
+#endif
 #define KFI_REDUCE_ALL -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass + 1, joins the parts
 
 // The work of a launch.
@@ -30,6 +33,7 @@ struct kfi_reduce {
     kf_i64 results;            // outer * inner of the call
     void *partial, *done;      // partial[reduction of the pass][part][result], done[reduction][result]
     unsigned parts, tiles;     // of the axis; of inner, in columns
+    int cluster;               // blocks that have the parts of an axis and join them themselves, as a power of two
     int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: warps that share out its chunks); as powers of two
     int flat, stage;
 };
@@ -51,11 +55,11 @@ template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(cons
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
     // Each launch goes the other way than the one before it: what that has read last is in the L2 cache.
-    const unsigned block = g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const unsigned block = (g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x) >> g.cluster;
     const unsigned rest = g.flat ? block : block / g.tiles, tile = g.flat ? 0 : block - rest * g.tiles;
-    const unsigned outer = g.parts == 1 ? rest : rest / g.parts;
+    const unsigned outer = g.parts == 1 || g.cluster > 0 ? rest : rest / g.parts;
     kfi_reduce_at at = {};
-    at.part = rest - outer * g.parts;
+    at.part = g.cluster > 0 ? blockIdx.x & (g.parts - 1) : rest - outer * g.parts;
     const kf_i64 o = (kf_i64)outer * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
     const kf_i64 begin = (kf_i64)at.part * g.length, end = begin + g.length < g.axis ? begin + g.length : g.axis;
     if (o >= g.outer) return at;
@@ -86,7 +90,7 @@ template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(cons
         at.column = column;
         at.result = o * g.inner + column;
         at.results = at.left;
-        at.writes = y == 0;
+        at.writes = y == 0 && (g.cluster == 0 || at.part == 0);
     }
     at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
     at.counted = g.flat ? at.full : at.loops; // columns are added up each by itself: what is behind the last one is not stored
@@ -137,6 +141,51 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
     }
 }
 
+// At first in a kernel: the blocks of a cluster have begun.
+KFI_DEVICE void kfi_reduce_begun(const kfi_reduce &g)
+{
+#if KFI_CLUSTERS
+    if (!g.flat && g.cluster > 0) kfi_cluster_arrive();
+#endif
+}
+#if KFI_CLUSTERS
+#ifdef KFI_PTX
+KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v)
+{
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "f"(v) : "memory");
+}
+KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v)
+{
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "d"(v) : "memory");
+}
+#else
+KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+#endif
+// What the blocks of a cluster have, joined in their order: all of them get it. slots: shared memory for that. more: whether it is not the last time.
+#define KFI_REDUCE_ACROSS(type) \
+    template <int vec> KFI_DEVICE void kfi_reduce_across(int word, type (&v)[vec], type *slots, const kfi_reduce &g, bool more) \
+    { \
+        const int x = (int)threadIdx.x & ((1 << g.x) - 1), y = (int)threadIdx.x >> g.x, size = vec << g.x; \
+        const int rank = (int)(blockIdx.x & (g.parts - 1)); \
+        kfi_cluster_wait(); /* the others have begun, and have read what they were sent before */ \
+        if (y < 1 << g.cluster) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_reduce_send(slots + rank * size + x * vec + e, y, v[e]); \
+        kfi_cluster_arrive(); \
+        kfi_cluster_wait(); \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = slots[x * vec + e]; \
+        for (int r = 1; r < 1 << g.cluster; ++r) \
+            _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], slots[r * size + x * vec + e]); \
+        if (more) kfi_cluster_arrive(); \
+    }
+KFI_REDUCE_ACROSS(float)
+KFI_REDUCE_ACROSS(double)
+#define KFI_REDUCE_CLUSTERED(word, v, slots, g, more) \
+    if (!g.flat && g.cluster > 0) kfi_reduce_across<vec>(word, v, slots, g, more);
+#else
+#define KFI_REDUCE_CLUSTERED(word, v, slots, g, more) (void)(more);
+#endif
+
 #define KFI_REDUCE_WORDS(type) \
     template <int vec> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec]) \
     { \
@@ -151,32 +200,33 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
         _Pragma("unroll") for (int e = 0; e < vec; ++e) \
             if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]); \
     } \
-    /* What the threads have that share a result: all of them get it. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g) \
+    /* What the threads have that share a result, and the blocks of a cluster: all of them get it. */ \
+    template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more) \
     { \
-        __shared__ type buffer[KFI_REDUCE_THREADS / 32][32][vec]; \
+        type *const buffer = (type *)kfi_dynamic(); /* of a warp 32 values, or vectors */ \
         const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
         if (g.flat && g.y > 0) { /* the chunks of an axis, in the order in which one warp would come to them */ \
             const int first = warp >> g.y << g.y; \
             __syncthreads(); \
-            buffer[warp][lane / vec][lane % vec] = v[0]; \
+            buffer[warp * 32 + lane] = v[0]; \
             __syncthreads(); \
-            v[0] = buffer[first][lane / vec][lane % vec]; \
-            for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[first + w][lane / vec][lane % vec]); \
+            v[0] = buffer[first * 32 + lane]; \
+            for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[(first + w) * 32 + lane]); \
         } \
         for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
                 if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
         if (high > 5) { \
-            const int warps = 1 << (high - 5); \
+            const int warps = 1 << (high - 5), first = warp & ~(warps - 1), stride = g.flat ? 1 : vec; \
             __syncthreads(); \
             _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e == 0 || !g.flat) buffer[warp][lane][e] = v[e]; \
+                if (e == 0 || !g.flat) buffer[(warp * 32 + lane) * stride + e] = v[e]; \
             __syncthreads(); \
             for (int w = 0; w < warps; ++w) \
                 _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                    if (e == 0 || !g.flat) v[e] = w == 0 ? buffer[warp & ~(warps - 1)][lane][e] : kfi_join(word, v[e], buffer[(warp & ~(warps - 1)) + w][lane][e]); \
+                    if (e == 0 || !g.flat) v[e] = w == 0 ? buffer[(first * 32 + lane) * stride + e] : kfi_join(word, v[e], buffer[((first + w) * 32 + lane) * stride + e]); \
         } \
+        KFI_REDUCE_CLUSTERED(word, v, buffer + blockDim.x * vec, g, more) \
         if (g.flat) \
             _Pragma("unroll") for (int e = 1; e < vec; ++e) v[e] = v[0]; \
     } \
@@ -230,6 +280,7 @@ struct kfi_reducing {
 #endif
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
 #define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
+#define KFI_REDUCE_GATHERED ((kf_i64)4 << 20)        // vectors up to which a second launch takes longer than more blocks save
 #define KFI_REDUCE_SPREAD ((kf_i64)KFI_MAP_SMS * 4)  // axes up to which there is a scheduler for each
 #endif
 
@@ -255,6 +306,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->results = outer * inner;
     g->flat = inner == 1;
     g->tiles = 1;
+    g->cluster = 0;
     g->stage = KFI_REDUCE_ALL;
     if (passes == 0) {
         const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
@@ -301,6 +353,32 @@ KF_FN KFI_SMALL void kfi_reduce_spread(kfi_reduce *g, int vec, int ahead)
     const kf_i64 chunks = kfi_ceil(g->axis, 32 * vec * ahead);
     if (chunks << 5 <= KFI_REDUCE_THREADS) g->y = kfi_log_up(chunks, 5);
 }
+// Whether blocks may share out an axis and join its parts in the same launch.
+KF_FN bool kfi_reduce_clusters()
+{
+#ifdef KF_EMULATE
+    return true;
+#else
+    return kfi_overlaps();
+#endif
+}
+// Columns of a long axis: where as many blocks as a cluster has are enough to fill the device, one launch. By axis and inner alone.
+KF_FN KFI_SMALL void kfi_reduce_gather(kfi_reduce *g, int vec)
+{
+    const kf_i64 vectors = kfi_ceil(g->inner, vec);
+    if (g->flat || g->parts == 1 || !kfi_reduce_clusters() || g->axis > KFI_REDUCE_GATHERED / vectors) return;
+    const int x = kfi_log_up(vectors, kfi_ceil(vectors, 1 << KFI_REDUCE_TILE) << KFI_REDUCE_CLUSTER < 2 * KFI_MAP_SMS ? KFI_REDUCE_TILE - 1 : KFI_REDUCE_TILE);
+    const kf_i64 tiles = kfi_reduce_tiles(vectors, x);
+    int bits = KFI_REDUCE_CLUSTER;
+    while (bits > 0 && tiles << bits > 3 * KFI_MAP_SMS) --bits;
+    if (bits == 0 || tiles << bits < KFI_MAP_SMS / 2) return;
+    g->x = x;
+    g->y = kfi_log_up(KFI_REDUCE_THREADS, 10) - x;
+    g->tiles = (unsigned)tiles;
+    g->cluster = bits;
+    g->parts = 1u << bits;
+    g->length = kfi_ceil(kfi_ceil(g->axis, g->parts), (kf_i64)1 << g->y) << g->y;
+}
 KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
 {
     if (!kfi_fits(outer, axis, inner)) return 0;
@@ -319,7 +397,9 @@ KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_r
     if (blocks > 2147483647.0)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
                         (long long)g.inner);
-    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.flat && g.flat ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream);
+    const int values = m.longest || !m.passes ? 0 : (g.flat ? threads : threads * m.vec) + (g.cluster > 0 ? m.vec << (g.x + g.cluster) : 0);
+    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.flat && g.flat ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream, true,
+                      (unsigned)(values * m.acc_size), 1u << g.cluster);
 }
 
 // args: the kernel's, of which g and those of pitches are some.
@@ -338,13 +418,17 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
     kfi_reduce_lengthen(g, m.vec, m.longest);
-    if (m.passes) kfi_reduce_spread(g, m.vec, m.ahead);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
     const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0;
+    if (m.passes && m.ahead) {
+        kfi_reduce_spread(g, m.vec, m.ahead);
+        kfi_reduce_gather(g, m.vec);
+    }
+    if (g->parts == 1 || g->cluster > 0) return kfi_reduce_launch(m, *g, whole, args, stream);
     g->partial = workspace;
     g->done = needed ? (char *)workspace + (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size : nullptr;
     for (int pass = 0; needed && pass < m.passes; ++pass) {
