@@ -57,3 +57,10 @@ def test_few_axes(lib, memory, f):
             assert result == 0, lib.detail
             for name, got in few.outputs(back).items():
                 assert np.array_equal(got.view(np.uint8), want[name][2:5].view(np.uint8)), (axis, inner, shift, name)
+
+
+@numeric.each(REDUCED, "name")
+def test_tall(lib, memory, f):
+    """Parts of an axis that a cluster's blocks join."""
+    for sizes in ((1, 4000, 768), (2, 2100, 1100)):
+        checks.run(lib, memory, f, sizes)

@@ -229,7 +229,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     if (cols == 0) rows = 0;
     const bool few = wanted && !plane && !m.runs && rows > 0 && rows <= KFI_MAP_FEW && period * m.size <= KFI_MAP_FEW_BYTES;
     const bool vectors = operands.bits % 16 == 0 && period % m.vec == 0 && (!plane || cols >= m.vec) &&
-                         !(few && rows * period <= KFI_MAP_SMS * 128); // less than a warp for each scheduler
+                         !(few && rows * period <= 16 * KFI_MAP_FILL); // a warp for each scheduler at most
     const int vec = vectors ? m.vec : 1;
     const kfi_split split = kfi_make_split(rows, period, m.size, m.threads);
     const kf_i64 parts = split.parts * split.slabs;
