@@ -185,7 +185,7 @@ SPREAD_FAULTS = {
     "the first chunk in each warp": ("kf/core/reduce.cuh", r"at\.column \+= y \* ahead", "at.column += 0 * ahead"),
     "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)", "buffer[first * 32 + lane])"),
     "a chunk that is longer": ("kf/core/reduce.cuh", r"at\.loops < ahead \? at\.loops : ahead", "at.loops"),
-    "a whole vector for the end of an axis": ("kf/core/reduce.cuh", r" \|\| g->axis % vec != 0", ""),
+    "a whole vector for the end of an axis": ("kf/core/reduce_host.cuh", r" \|\| g->axis % vec != 0", ""),
 }
 
 

@@ -183,8 +183,9 @@ SEEDED |= {
         "kf/core/reduce.cuh", r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)", "more[e] = more[e + by]",
         ("kf_sum_f32", "kf_amax_bf16"), ()),
     "a block too few where they go back": (
-        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x;(\s+)const unsigned rest",
-        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x;\1const unsigned rest", ("kf_var_f32", "kf_amax_bwd_f32"), ()),
+        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
+        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> g.cluster;\1const unsigned rest",
+        ("kf_var_f32", "kf_amax_bwd_f32"), ()),
     "the last vectors of a sweep that goes back": (
         "kf/ops/amax.device.cuh", r"\(at\.loops - 1\) & -ahead", "(at.loops - 1 - ahead) & -ahead", ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"), ()),
     "the end of an axis as a whole vector": (
