@@ -30,9 +30,47 @@ struct kfi_reduce_at {
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
+// Of whole vectors along an axis, or of one outer's columns: a third of the instructions before the first load, which small tensors wait for.
+template <int vec, int ahead> KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kfi_reduce &g, const kfi_pitch &p)
+{
+    constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
+    const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1), o = t >> (g.x + g.y);
+    const int block = (int)(blockIdx.x >> g.cluster), axis = (int)g.axis;
+    kfi_reduce_at at = {};
+    if (g.flat) {
+        const int outer = block * ((int)blockDim.x >> (g.x + g.y)) + o, first = x + ((y * ahead) << g.x), left = (axis >> log) - first;
+        if (outer >= (int)g.outer) return at;
+        at.outer = at.result = outer;
+        at.column = first << log;
+        at.step = vec << g.x;
+        at.start = outer * p.outer + at.column;
+        at.loops = left > 0 ? (left - 1 >> g.x) + 1 : 0;
+        if (ahead > 0 && g.y > 0 && at.loops > ahead) at.loops = ahead;
+        at.left = at.last = vec;
+        at.results = 1;
+        at.writes = x == 0 && y == 0;
+        at.full = at.loops;
+    } else {
+        at.part = blockIdx.x & (g.parts - 1);
+        const int column = ((block << g.x) + x) << log, room = (int)g.inner - column;
+        const int row = (int)at.part * (int)g.length + y, end = (int)(at.part + 1) * (int)g.length < axis ? (int)(at.part + 1) * (int)g.length : axis;
+        if (o > 0) return at;
+        at.left = at.last = at.results = room < 0 ? 0 : room < vec ? room : vec;
+        at.loops = room > 0 && row < end ? (end - row - 1 >> g.y) + 1 : 0;
+        at.row = row;
+        at.column = at.result = column;
+        at.step = p.row << g.y;
+        at.start = row * p.row + column;
+        at.writes = y == 0 && at.part == 0;
+        at.full = room < vec ? 0 : at.loops;
+    }
+    at.counted = at.loops;
+    return at;
+}
 // ahead: vectors of a chunk, which a warp has where an axis is shared out (kfi_reduce_spread).
 template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
 {
+    if (g.brief) return kfi_reduce_brief<vec, ahead>(g, p);
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
     // Each launch goes the other way than the one before it: what that has read last is in the L2 cache.

@@ -24,6 +24,7 @@ struct kfi_reduce {
     int cluster;               // blocks that have the parts of an axis and join them themselves, as a power of two
     int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: warps that share out its chunks); as powers of two
     int flat, stage;
+    int brief; // whether a launch is all of it, and what a thread has is told by numbers of 32 bits (kfi_reduce_brief)
 };
 
 #endif

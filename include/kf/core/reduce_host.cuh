@@ -58,7 +58,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->results = outer * inner;
     g->flat = inner == 1;
     g->tiles = 1;
-    g->cluster = 0;
+    g->cluster = g->brief = 0;
     g->stage = KFI_REDUCE_ALL;
     if (passes == 0) {
         const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
@@ -180,7 +180,11 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
         kfi_reduce_spread(g, m.vec, m.ahead);
         kfi_reduce_gather(g, m.vec);
     }
-    if (g->parts == 1 || g->cluster > 0) return kfi_reduce_launch(m, *g, whole, args, stream);
+    if (g->parts == 1 || g->cluster > 0) {
+        const kf_i64 most = 1 << 29;
+        g->brief = m.ahead && (g->flat ? axis % m.vec == 0 && outer < most : outer == 1) && axis < most && inner < most;
+        return kfi_reduce_launch(m, *g, whole, args, stream);
+    }
     g->partial = workspace;
     g->done = needed ? (char *)workspace + (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size : nullptr;
     for (int pass = 0; needed && pass < m.passes; ++pass) {
