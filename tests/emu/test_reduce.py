@@ -182,9 +182,9 @@ def test_few_axes(spread, name):
 
 
 SPREAD_FAULTS = {
-    "the first chunk in each warp": ("kf/core/reduce.cuh", r"at\.column \+= y \* ahead", "at.column += 0 * ahead"),
+    "the first chunk in each warp": ("kf/core/reduce.cuh", r"first = x \+ \(\(y \* ahead\) << g\.x\)", "first = x"),
     "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)", "buffer[first * 32 + lane])"),
-    "a chunk that is longer": ("kf/core/reduce.cuh", r"at\.loops < ahead \? at\.loops : ahead", "at.loops"),
+    "a chunk that is longer": ("kf/core/reduce.cuh", r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;", ""),
     "a whole vector for the end of an axis": ("kf/core/reduce_host.cuh", r" \|\| g->axis % vec != 0", ""),
 }
 

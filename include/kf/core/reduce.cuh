@@ -31,6 +31,7 @@ struct kfi_reduce_at {
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
 // Of whole vectors along an axis, or of one outer's columns: a third of the instructions before the first load, which small tensors wait for.
+// ahead: vectors of a chunk, which a warp has where an axis is shared out (kfi_reduce_spread).
 template <int vec, int ahead> KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kfi_reduce &g, const kfi_pitch &p)
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
@@ -45,7 +46,7 @@ template <int vec, int ahead> KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kf
         at.step = vec << g.x;
         at.start = outer * p.outer + at.column;
         at.loops = left > 0 ? (left - 1 >> g.x) + 1 : 0;
-        if (ahead > 0 && g.y > 0 && at.loops > ahead) at.loops = ahead;
+        if (g.y > 0 && at.loops > ahead) at.loops = ahead;
         at.left = at.last = vec;
         at.results = 1;
         at.writes = x == 0 && y == 0;
@@ -67,7 +68,6 @@ template <int vec, int ahead> KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kf
     at.counted = at.loops;
     return at;
 }
-// ahead: vectors of a chunk, which a warp has where an axis is shared out (kfi_reduce_spread).
 template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
 {
     if (g.brief) return kfi_reduce_brief<vec, ahead>(g, p);
@@ -90,15 +90,10 @@ template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(cons
         at.column = first;
         at.left = vec;
         at.last = at.loops > 0 && end - first - (at.loops - 1) * at.step < vec ? (int)(end - first - (at.loops - 1) * at.step) : vec;
-        if (ahead > 0 && g.y > 0) { // all of its vectors are whole ones
-            at.column += y * ahead * at.step;
-            at.loops -= y * ahead;
-            at.loops = at.loops < 0 ? 0 : at.loops < ahead ? at.loops : ahead;
-        }
         at.start = o * p.outer + at.column;
         at.result = o;
         at.results = 1;
-        at.writes = x == 0 && y == 0;
+        at.writes = x == 0;
     } else {
         const kf_i64 column = (((kf_i64)tile << g.x) + x) * vec, row = begin + y, room = g.inner - column;
         at.left = at.last = room < vec ? (room < 0 ? 0 : (int)room) : vec;
