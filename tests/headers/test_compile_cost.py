@@ -95,8 +95,8 @@ def test_time_of_the_c_umbrella(include, tmp_path):
 @pytest.mark.level(2)
 @needs_nvcc
 def test_a_linear_layer_for_hopper(include, tmp_path):
-    """With every schedule: kernels, the shortest of two compilations beside that of a kernel without kf (3.8 to 4.2 times as long; 3.6 s, where nothing
-    else runs), and what a second activation adds: as many kernels, whose instructions stand for the time (16,000 take two seconds)."""
+    """With every schedule: kernels, the shortest of two compilations beside that of a kernel without kf (3.8 to 4.2 times as long), and what a second
+    activation adds: as many kernels, whose instructions stand for the time (16,000 take two seconds)."""
     calls, arch = [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]], "-gencode=arch=compute_90a,code=sm_90a"
     instructions = []
     for count in (1, 2):
