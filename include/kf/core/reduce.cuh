@@ -214,6 +214,42 @@ KFI_REDUCE_ACROSS(double)
         _Pragma("unroll") for (int e = 0; e < vec; ++e) \
             if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]); \
     } \
+    /* Columns that several warps have: threads of a warp join them two by two and share them out as they go, then a thread joins a column of all warps. */ \
+    template <int vec> KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const kfi_reduce &g) \
+    { \
+        const int warps = 1 << (g.x + g.y - 5), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, own = warp & (warps - 1), width = vec << g.x; \
+        const int column = (lane & ((1 << g.x) - 1)) * vec; \
+        int first = column, left = vec; \
+        bool writes = true; \
+        type *const of_group = buffer + (warp - own) * 32 * vec; \
+        _Pragma("unroll") for (int j = 0; j < 5; ++j) { \
+            const int half = vec >> (j + 1), by = 16 >> j; \
+            const bool upper = (lane & by) != 0; \
+            if (!(by >> g.x)) break; \
+            if (half == 0) { /* one column is left, which both have */ \
+                v[0] = kfi_join(word, v[0], __shfl_xor_sync(0xffffffffu, v[0], by)); \
+                writes = writes && !upper; \
+                continue; \
+            } \
+            _Pragma("unroll") for (int e = 0; e < half; ++e) { \
+                const type given = upper ? v[e] : v[e + half], kept = upper ? v[e + half] : v[e]; \
+                v[e] = kfi_join(word, kept, __shfl_xor_sync(0xffffffffu, given, by)); \
+            } \
+            first += upper ? half : 0; \
+            left = half; \
+        } \
+        __syncthreads(); \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
+            if (writes && e < left) of_group[own * width + first + e] = v[e]; \
+        __syncthreads(); \
+        for (int c = own * 32 + lane; c < width; c += warps * 32) { \
+            type all = of_group[c]; \
+            for (int w = 1; w < warps; ++w) all = kfi_join(word, all, of_group[w * width + c]); \
+            of_group[c] = all; \
+        } \
+        __syncthreads(); \
+        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = of_group[column + e]; \
+    } \
     /* What the threads have that share a result, and the blocks of a cluster: all of them get it. */ \
     template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more) \
     { \
@@ -227,18 +263,19 @@ KFI_REDUCE_ACROSS(double)
             v[0] = buffer[first * 32 + lane]; \
             for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[(first + w) * 32 + lane]); \
         } \
-        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
-        if (high > 5) { \
-            const int warps = 1 << (high - 5), first = warp & ~(warps - 1), stride = g.flat ? 1 : vec; \
-            __syncthreads(); \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e == 0 || !g.flat) buffer[(warp * 32 + lane) * stride + e] = v[e]; \
-            __syncthreads(); \
-            for (int w = 0; w < warps; ++w) \
+        if (!g.flat && high > 5) { \
+            kfi_reduce_columns(word, v, buffer, g); \
+        } else { \
+            for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
                 _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                    if (e == 0 || !g.flat) v[e] = w == 0 ? buffer[(first * 32 + lane) * stride + e] : kfi_join(word, v[e], buffer[((first + w) * 32 + lane) * stride + e]); \
+                    if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
+        } \
+        if (g.flat && high > 5) { \
+            const int warps = 1 << (high - 5), first = warp & ~(warps - 1); \
+            __syncthreads(); \
+            buffer[warp * 32 + lane] = v[0]; \
+            __syncthreads(); \
+            for (int w = 0; w < warps; ++w) v[0] = w == 0 ? buffer[first * 32 + lane] : kfi_join(word, v[0], buffer[(first + w) * 32 + lane]); \
         } \
         KFI_REDUCE_CLUSTERED(word, v, buffer + blockDim.x * vec, g, more) \
         if (g.flat) \
