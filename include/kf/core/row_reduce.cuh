@@ -82,6 +82,22 @@ template <int dtype, int vec, int count> KFI_DEVICE void kfi_row_strip_store(con
         }
     }
 }
+// A vector's terms, added to the block's partial sums where those are not in registers: all of these are on their way before the first is stored.
+template <int in_registers, int vec, class type> KFI_DEVICE void kfi_row_add(type *partial, type (&sum)[vec], kf_i64 at, const kfi_sums &sums)
+{
+    constexpr int access = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; // stride is whole accesses
+    alignas(16) type there[vec] = {};
+    if (!in_registers && partial) {
+#pragma unroll
+        for (int e = 0; e < vec; e += access)
+            if (at + e < sums.stride) kfi_copy<access * (int)sizeof(type)>(there + e, partial + at + e);
+#pragma unroll
+        for (int e = 0; e < vec; ++e) there[e] += sum[e], sum[e] = 0;
+#pragma unroll
+        for (int e = 0; e < vec; e += access)
+            if (at + e < sums.stride) kfi_store<access * (int)sizeof(type)>(partial + at + e, there + e);
+    }
+}
 // Nobody sends to another block before.
 template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 {
