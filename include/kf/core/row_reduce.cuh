@@ -6,6 +6,15 @@
 #include "kf/core/row_cluster.cuh"
 
 #ifdef KFI_DEVICE_PASS
+// Where one warp has a row, ptxas need not know of others.
+template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
+{
+#ifdef KFI_PTX
+    if (one) __builtin_assume(g.lanes == 32 && g.cluster == 1 && g.cluster_bits == 0 && g.share == 1 << 15);
+#else
+    (void)g;
+#endif
+}
 // Where a thread is.
 struct kfi_row_thread {
     kf_i64 block;    // or cluster of blocks
