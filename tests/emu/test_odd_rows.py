@@ -38,6 +38,8 @@ SHIFTED = {
 }
 # file, text of it, what stands there instead, a function that notices, of so many rows of such lengths
 SEEDED = {what: (SHIFT, *change, *SOFTMAX) for what, change in SHIFTED.items()}
+SEEDED["three vectors a thread of a row that has four"] = (
+    "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", *SOFTMAX)
 SEEDED["the partial sums of a block's last row alone"] = (
     "kf/core/row_reduce.cuh", r"there\[e\] \+= sum\[e\]", "there[e] = sum[e]", "kf_layer_norm_bwd_bf16", 20, (3334,))
 

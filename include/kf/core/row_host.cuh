@@ -32,7 +32,10 @@ struct kfi_row {
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
     size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
     bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
-    int warps = 0;                       // blocks an SM of the last kernel, if that is for rows of a warp, three vectors a thread
+    // Of rows of a warp or less, of which no thread has a fourth vector: blocks an SM of a kernel for whole ones of a warp, or 0; whether there is
+    // one for odd ones. They are the last.
+    int warps = 0;
+    bool thirds = false;
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -212,7 +215,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
         operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
     const bool persistent = m.sums || found + 1 == m.holds;
-    const bool warps = m.warps && !found && whole && g->lanes == 32 && cols <= 96 * m.vec; // the last kernel, whose blocks go from row to row
+    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
+    const bool warps = three && m.warps && whole && g->lanes == 32, thirds = three && m.thirds && !whole;
     const kf_i64 all = kfi_ceil(rows, g->groups), room = KFI_MAP_SMS * m.warps;
     const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : warps && room < all ? room : all, blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
@@ -237,8 +241,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
+    const int kernel = warps || thirds ? 2 * m.holds + 2 + (thirds && m.warps) : 2 * found + !whole;
     if (!nothing || m.sums)
-        result = kfi_launch(&m.name, m.kernels[warps ? 2 * m.holds + 2 : 2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
+        result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster);
     // A plane of one batch has written its channel's gradient itself.
     if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs)) return result;
