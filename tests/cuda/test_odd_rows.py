@@ -14,8 +14,6 @@ if not kflib.has_gpu():
 # Of every rest by 8: lanes of a warp, a warp, several, persistent blocks, clusters of two and more.
 LENGTHS = (1, 3, 7, 8, 10, 13, 47, 129, 510, 520, 767, 768, 1023, 1028, 4097, 4098, 4100, 8191, 16381, 50257)
 
-ROUNDS = 9000, 520  # a warp has three rows one after the other, of three vectors a thread
-
 
 @pytest.fixture(scope="session")
 def lib():
@@ -31,4 +29,3 @@ def memory():
 def test_any_length_and_address(lib, memory, f):
     for cols in LENGTHS:
         odd_rows.check(lib, memory, f, 3 if cols > 20000 else 7, cols)
-    checks.run(lib, memory, f, odd_rows.sizes_of(f, *ROUNDS), "normal")

@@ -159,7 +159,7 @@ class RowCuda(RowsCuda):
     @property
     def warps(self):
         """Blocks an SM of a kernel more, for rows of which a warp has three vectors a thread (768 columns are usual), where there are row
-        operands: these stay in registers while it goes from row to row. 0: there is no such kernel."""
+        operands, which are loaded with the row. 0: there is no such kernel."""
         k = self.k
         if not k.row_loads or k.sums or k.keeps or k.form != "rows" or self.vec != 8 or len(k.loads) > 2 or self.transcendental:
             return 0

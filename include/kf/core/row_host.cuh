@@ -32,10 +32,8 @@ struct kfi_row {
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
     size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
     bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
-    // Of rows of a warp or less, of which no thread has a fourth vector: blocks an SM of a kernel for whole ones of a warp, or 0; whether there is
-    // one for odd ones. They are the last.
-    int warps = 0;
-    bool thirds = false;
+    // Whether the last kernels are for rows of a warp or less, of which no thread has a fourth vector: whole ones of a warp, and odd ones.
+    bool warps = false, thirds = false;
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -217,8 +215,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     const bool persistent = m.sums || found + 1 == m.holds;
     const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
     const bool warps = three && m.warps && whole && g->lanes == 32, thirds = three && m.thirds && !whole;
-    const kf_i64 all = kfi_ceil(rows, g->groups), room = KFI_MAP_SMS * m.warps;
-    const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : warps && room < all ? room : all, blocks = parts * g->cluster;
+    const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
