@@ -248,7 +248,7 @@ def check_gathered(lib, f):
 GATHER_FAULTS = {
     "the first block's for all": ("kf/core/reduce.cuh", r"slots\[r \* size", "slots[0 * size"),
     "what all blocks send in one place": ("kf/core/reduce.cuh", r"slots \+ rank \* size", "slots + 0 * size"),
-    "nobody waits for what others send": ("kf/core/reduce.cuh", r"(kfi_cluster_arrive\(\); \\\n +)kfi_cluster_wait\(\);", r"\1"),
+    "nobody waits for what others send": ("kf/core/reduce.cuh", r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);", r"\1"),
 }
 
 

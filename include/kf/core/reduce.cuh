@@ -177,132 +177,141 @@ KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v) { *kf_emu_remote
 KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
 #endif
 // What the blocks of a cluster have, joined in their order: all of them get it. slots: shared memory for that. more: whether it is not the last time.
-#define KFI_REDUCE_ACROSS(type) \
-    template <int vec> KFI_DEVICE void kfi_reduce_across(int word, type (&v)[vec], type *slots, const kfi_reduce &g, bool more) \
-    { \
-        const int x = (int)threadIdx.x & ((1 << g.x) - 1), y = (int)threadIdx.x >> g.x, size = vec << g.x; \
-        const int rank = (int)(blockIdx.x & (g.parts - 1)); \
-        kfi_cluster_wait(); /* the others have begun, and have read what they were sent before */ \
-        if (y < 1 << g.cluster) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_reduce_send(slots + rank * size + x * vec + e, y, v[e]); \
-        kfi_cluster_arrive(); \
-        kfi_cluster_wait(); \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = slots[x * vec + e]; \
-        for (int r = 1; r < 1 << g.cluster; ++r) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], slots[r * size + x * vec + e]); \
-        if (more) kfi_cluster_arrive(); \
-    }
-KFI_REDUCE_ACROSS(float)
-KFI_REDUCE_ACROSS(double)
-#define KFI_REDUCE_CLUSTERED(word, v, slots, g, more) \
-    if (!g.flat && g.cluster > 0) kfi_reduce_across<vec>(word, v, slots, g, more);
-#else
-#define KFI_REDUCE_CLUSTERED(word, v, slots, g, more) (void)(more);
+template <int vec, class type> KFI_DEVICE void kfi_reduce_across(int word, type (&v)[vec], type *slots, const kfi_reduce &g, bool more)
+{
+    const int x = (int)threadIdx.x & ((1 << g.x) - 1), y = (int)threadIdx.x >> g.x, size = vec << g.x;
+    const int rank = (int)(blockIdx.x & (g.parts - 1));
+    kfi_cluster_wait(); // the others have begun, and have read what they were sent before
+    if (y < 1 << g.cluster)
+#pragma unroll
+        for (int e = 0; e < vec; ++e) kfi_reduce_send(slots + rank * size + x * vec + e, y, v[e]);
+    kfi_cluster_arrive();
+    kfi_cluster_wait();
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = slots[x * vec + e];
+    for (int r = 1; r < 1 << g.cluster; ++r)
+#pragma unroll
+        for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], slots[r * size + x * vec + e]);
+    if (more) kfi_cluster_arrive();
+}
 #endif
 
-#define KFI_REDUCE_WORDS(type) \
-    template <int vec> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec]) \
-    { \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]); \
-    } \
-    /* Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of 2-byte vectors. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g) \
-    { \
-        if (g.flat) \
-            _Pragma("unroll") for (int by = vec / 2; by > 0; by /= 2) \
-                _Pragma("unroll") for (int e = 0; e < by; ++e) more[e] = kfi_join(word, more[e], more[e + by]); \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-            if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]); \
-    } \
-    /* Columns that several warps have: threads of a warp join them two by two and share them out as they go, then a thread joins a column of all warps. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const kfi_reduce &g) \
-    { \
-        const int warps = 1 << (g.x + g.y - 5), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, own = warp & (warps - 1), width = vec << g.x; \
-        const int column = (lane & ((1 << g.x) - 1)) * vec; \
-        int first = column, left = vec; \
-        bool writes = true; \
-        type *const of_group = buffer + (warp - own) * 32 * vec; \
-        _Pragma("unroll") for (int j = 0; j < 5; ++j) { \
-            const int half = vec >> (j + 1), by = 16 >> j; \
-            const bool upper = (lane & by) != 0; \
-            if (!(by >> g.x)) break; \
-            if (half == 0) { /* one column is left, which both have */ \
-                v[0] = kfi_join(word, v[0], __shfl_xor_sync(0xffffffffu, v[0], by)); \
-                writes = writes && !upper; \
-                continue; \
-            } \
-            _Pragma("unroll") for (int e = 0; e < half; ++e) { \
-                const type given = upper ? v[e] : v[e + half], kept = upper ? v[e + half] : v[e]; \
-                v[e] = kfi_join(word, kept, __shfl_xor_sync(0xffffffffu, given, by)); \
-            } \
-            first += upper ? half : 0; \
-            left = half; \
-        } \
-        __syncthreads(); \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-            if (writes && e < left) of_group[own * width + first + e] = v[e]; \
-        __syncthreads(); \
-        for (int c = own * 32 + lane; c < width; c += warps * 32) { \
-            type all = of_group[c]; \
-            for (int w = 1; w < warps; ++w) all = kfi_join(word, all, of_group[w * width + c]); \
-            of_group[c] = all; \
-        } \
-        __syncthreads(); \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = of_group[column + e]; \
-    } \
-    /* What the threads have that share a result, and the blocks of a cluster: all of them get it. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more) \
-    { \
-        type *const buffer = (type *)kfi_dynamic(); /* of a warp 32 values, or vectors */ \
-        const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
-        if (g.flat && g.y > 0) { /* the chunks of an axis, in the order in which one warp would come to them */ \
-            const int first = warp >> g.y << g.y; \
-            __syncthreads(); \
-            buffer[warp * 32 + lane] = v[0]; \
-            __syncthreads(); \
-            v[0] = buffer[first * 32 + lane]; \
-            for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[(first + w) * 32 + lane]); \
-        } \
-        if (!g.flat && high > 5) { \
-            kfi_reduce_columns(word, v, buffer, g); \
-        } else { \
-            for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
-                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                    if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
-        } \
-        if (g.flat && high > 5) { \
-            const int warps = 1 << (high - 5), first = warp & ~(warps - 1); \
-            __syncthreads(); \
-            buffer[warp * 32 + lane] = v[0]; \
-            __syncthreads(); \
-            for (int w = 0; w < warps; ++w) v[0] = w == 0 ? buffer[first * 32 + lane] : kfi_join(word, v[0], buffer[(first + w) * 32 + lane]); \
-        } \
-        KFI_REDUCE_CLUSTERED(word, v, buffer + blockDim.x * vec, g, more) \
-        if (g.flat) \
-            _Pragma("unroll") for (int e = 1; e < vec; ++e) v[e] = v[0]; \
-    } \
-    /* Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for that. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start; \
-        for (int i = 0; i < at.loops; ++i) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]); \
-    } \
-    template <int vec> KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        if (at.writes) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e]; \
-    } \
-    template <int vec> KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = 0; \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-            if (g.flat ? at.results > 0 : e < at.results) v[e] = ((const type *)g.done)[row * g.results + at.result + (g.flat ? 0 : e)]; \
+template <int vec, class type> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec])
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]);
+}
+// Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of 2-byte vectors.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g)
+{
+    if (g.flat)
+#pragma unroll
+        for (int by = vec / 2; by > 0; by /= 2)
+#pragma unroll
+            for (int e = 0; e < by; ++e) more[e] = kfi_join(word, more[e], more[e + by]);
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]);
+}
+// Columns that several warps have: threads of a warp join them two by two and share them out as they go, then a thread joins a column of all warps.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const kfi_reduce &g)
+{
+    const int warps = 1 << (g.x + g.y - 5), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, own = warp & (warps - 1), width = vec << g.x;
+    const int column = (lane & ((1 << g.x) - 1)) * vec;
+    int first = column, left = vec;
+    bool writes = true;
+    type *const of_group = buffer + (warp - own) * 32 * vec;
+#pragma unroll
+    for (int j = 0; j < 5; ++j) {
+        const int half = vec >> (j + 1), by = 16 >> j;
+        const bool upper = (lane & by) != 0;
+        if (!(by >> g.x)) break;
+        if (half == 0) { // one column is left, which both have
+            v[0] = kfi_join(word, v[0], __shfl_xor_sync(0xffffffffu, v[0], by));
+            writes = writes && !upper;
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < half; ++e) {
+            const type given = upper ? v[e] : v[e + half], kept = upper ? v[e + half] : v[e];
+            v[e] = kfi_join(word, kept, __shfl_xor_sync(0xffffffffu, given, by));
+        }
+        first += upper ? half : 0;
+        left = half;
     }
-KFI_REDUCE_WORDS(float)
-KFI_REDUCE_WORDS(double)
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (writes && e < left) of_group[own * width + first + e] = v[e];
+    __syncthreads();
+    for (int c = own * 32 + lane; c < width; c += warps * 32) {
+        type all = of_group[c];
+        for (int w = 1; w < warps; ++w) all = kfi_join(word, all, of_group[w * width + c]);
+        of_group[c] = all;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = of_group[column + e];
+}
+// What the threads have that share a result, and the blocks of a cluster: all of them get it.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more)
+{
+    type *const buffer = (type *)kfi_dynamic(); // of a warp 32 values, or vectors
+    const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (g.flat && g.y > 0) { // the chunks of an axis, in the order in which one warp would come to them
+        const int first = warp >> g.y << g.y;
+        __syncthreads();
+        buffer[warp * 32 + lane] = v[0];
+        __syncthreads();
+        v[0] = buffer[first * 32 + lane];
+        for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[(first + w) * 32 + lane]);
+    }
+    if (!g.flat && high > 5) {
+        kfi_reduce_columns(word, v, buffer, g);
+    } else {
+        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1)
+#pragma unroll
+            for (int e = 0; e < vec; ++e)
+                if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by));
+    }
+    if (g.flat && high > 5) {
+        const int warps = 1 << (high - 5), first = warp & ~(warps - 1);
+        __syncthreads();
+        buffer[warp * 32 + lane] = v[0];
+        __syncthreads();
+        for (int w = 0; w < warps; ++w) v[0] = w == 0 ? buffer[first * 32 + lane] : kfi_join(word, v[0], buffer[(first + w) * 32 + lane]);
+    }
+#if KFI_CLUSTERS
+    if (!g.flat && g.cluster > 0) kfi_reduce_across(word, v, buffer + blockDim.x * vec, g, more);
+#endif
+    if (g.flat)
+#pragma unroll
+        for (int e = 1; e < vec; ++e) v[e] = v[0];
+}
+// Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for that.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+    const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start;
+    for (int i = 0; i < at.loops; ++i)
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]);
+}
+template <int vec, class type> KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+    if (at.writes)
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e];
+}
+template <int vec, class type> KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = 0;
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (g.flat ? at.results > 0 : e < at.results) v[e] = ((const type *)g.done)[row * g.results + at.result + (g.flat ? 0 : e)];
+}
 #endif
 
 #endif
