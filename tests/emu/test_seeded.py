@@ -58,7 +58,7 @@ SEEDED = {
         "kf/ops/sub.device.cuh", r"(kfi_cast\(&kfi_da0_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&kfi_db0_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
         ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
     "sums of another column": (
-        "kf/core/map_device.cuh", r"float total = buffer\[c\];", "float total = buffer[c ^ 1];",
+        "kf/core/map_device.cuh", r"real total = buffer\[c\];", "real total = buffer[c ^ 1];",
         ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"), ()),
     "the sum's last part left out": (
         "kf/core/map.cuh", r"if \(row < s\.parts && col", "if (row < s.parts - 1 && col",

@@ -192,8 +192,8 @@ KFI_DEVICE kf_i64 kfi_padding(const kfi_grid &g, const kfi_place &at)
 // Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
 // touches. buffer: max(vec, 2) values of shared memory a thread. The order of the additions depends on the shape
 // alone.
-template <int vec, int mode>
-KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
+template <int vec, int mode, class real>
+KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
 {
     __syncthreads(); // the buffer may still be read by the sum before
     if (mode != KFI_PLANES) {
@@ -202,7 +202,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         __syncthreads();
         const int width = g.bx * vec;
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            float total = buffer[c];
+            real total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
             if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
@@ -210,7 +210,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         if (padding >= 0) partial[padding] = 0;
         return;
     }
-    float own[2] = {0, 0}; // of the vector's two channels
+    real own[2] = {0, 0}; // of the vector's two channels
 #pragma unroll
     for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
     buffer[2 * threadIdx.x] = own[0];
@@ -223,47 +223,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
         const int from = begin > 0 ? (int)(begin / vec) : 0;
         const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
-        float total = 0;
-        if (begin < (kf_i64)g.bx * vec)
-            for (int y = 0; y < g.by; ++y)
-                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
-        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
-    }
-}
-template <int vec, int mode>
-KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
-{
-    __syncthreads(); // the buffer may still be read by the sum before
-    if (mode != KFI_PLANES) {
-#pragma unroll
-        for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
-        __syncthreads();
-        const int width = g.bx * vec;
-        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            double total = buffer[c];
-            for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
-        }
-        const kf_i64 padding = kfi_padding(g, at);
-        if (padding >= 0) partial[padding] = 0;
-        return;
-    }
-    double own[2] = {0, 0}; // of the vector's two channels
-#pragma unroll
-    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
-    buffer[2 * threadIdx.x] = own[0];
-    buffer[2 * threadIdx.x + 1] = own[1];
-    __syncthreads();
-    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
-    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
-    const unsigned lane = threadIdx.x % 32;
-    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
-        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
-        const int from = begin > 0 ? (int)(begin / vec) : 0;
-        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
-        double total = 0;
+        real total = 0;
         if (begin < (kf_i64)g.bx * vec)
             for (int y = 0; y < g.by; ++y)
                 for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
