@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers compiled by g++ alone, over CUDA's driver and NVRTC's kernels, on a GPU: the bits of those that nvcc compiles, in every schedule."""
+"""Launchers compiled by g++ alone, over CUDA's driver and NVRTC's kernels, on a GPU: the bits of those that nvcc compiles, in every schedule and its
+dtypes; at level 3 of every function that launches, three seconds each."""
 
 import cases
 import kflib
@@ -15,7 +16,7 @@ if not kflib.has_gpu():
 if not toolkit.nvrtc_to_link():
     pytest.skip("no NVRTC", allow_module_level=True)
 
-FUNCTIONS = kflib.on("cuda", selection.launches())
+FUNCTIONS = kflib.on("cuda", selection.launches() if cases.LEVEL > 2 else selection.of_schedules())
 LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]  # looped over by persistent blocks, and by clusters of them
 PRODUCTS = [(2, 16, 136, 1032), (1, 64, 520, 72), (1, 300, 136, 264)]  # each of the ways that wgmma goes
 

@@ -93,11 +93,17 @@ def instructions(command, work):
 
 
 def tokens(name, include, work):
-    """Of one of SOURCES as the compiler proper gets it, on the host's side."""
+    """Of one of SOURCES as the compiler proper gets it, on the host's side: what it has from kf's headers and of its own. Not what these include of
+    the C++ library's and CUDA's, which grows from one version to the next."""
     (work / "tokens.cu").write_text(SOURCES[name])
     command = [NVCC, "-std=c++17", "-arch=sm_90", *(f"-I{d}" for d in include), "-E", "tokens.cu"]
     said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
-    return len(re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", said, flags=re.M)))
+    ours, found = ("tokens.cu", *(f"{d}/" for d in include)), 0
+    for text in re.split(r"^# \d+ ", said, flags=re.M)[1:]:  # from one of the preprocessor's notes of where it is to the next
+        where, _, text = text.partition("\n")
+        if where.startswith(tuple(f'"{own}' for own in ours)):
+            found += len(re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", text, flags=re.M)))
+    return found
 
 
 def compile_seconds(command, work):

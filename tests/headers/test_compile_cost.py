@@ -95,8 +95,8 @@ def test_time_of_the_c_umbrella(include, tmp_path):
 @pytest.mark.level(2)
 @needs_nvcc
 def test_a_linear_layer_for_hopper(include, tmp_path):
-    """With every schedule: kernels, the shortest of two compilations in processor seconds, and what a second activation adds: as many kernels, whose
-    instructions stand for the time (16,000 take two seconds where nothing else runs)."""
+    """With every schedule: kernels, the shortest of two compilations beside that of a kernel without kf (3.8 to 4.2 times as long), and what a second
+    activation adds: as many kernels, whose instructions stand for the time (16,000 take two seconds)."""
     calls, arch = [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]], "-gencode=arch=compute_90a,code=sm_90a"
     instructions = []
     for count in (1, 2):
@@ -105,7 +105,9 @@ def test_a_linear_layer_for_hopper(include, tmp_path):
         assert len(kernels) <= 10 * count
         instructions.append(sum(kernels.values()))
         if count == 1:
-            command = [budget.NVCC, "-std=c++17", "-O3", arch, *(f"-I{d}" for d in include), "-c", "calls.cu", "-o", "calls.o"]
-            assert min(budget.compile_seconds(command, tmp_path) for _ in range(2)) <= 7
+            (tmp_path / "floor.cu").write_text(budget.FLOOR)
+            command = [budget.NVCC, "-std=c++17", "-O3", arch, *(f"-I{d}" for d in include), "-o", "made.o", "-c"]
+            seconds = {name: min(budget.compile_seconds([*command, name], tmp_path) for _ in range(2)) for name in ("calls.cu", "floor.cu")}
+            assert seconds["calls.cu"] <= 5.5 * seconds["floor.cu"], seconds
     assert instructions[1] - instructions[0] <= 16000, instructions
     assert len(cubin_of(tmp_path / "calls.cu", include, tmp_path, "-DKF_SCHEDULES=4", arch=arch)) <= 4 * 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC compiles every kernel of every function and finds it by name, with no include directory but CUDA's and kf's; without
-a GPU. What is for the host alone says so."""
+"""NVRTC compiles every kernel of every function (at level 2 of every op and activation in two tuples of dtypes) and finds it by name, with no include
+directory but CUDA's and kf's; without a GPU. What is for the host alone says so."""
 
 import cases
 import kflib
@@ -18,8 +18,11 @@ for kernel in [k for k in SELECTION.all_kernels() if "cuda" in k.backends]:
 OF_HEADER = {}  # {header: its programs}
 for _program in PROGRAMS:
     OF_HEADER.setdefault(_program.split("-")[0], []).append(_program)
-# At level 1 the kernels of one tuple of dtypes of each op, another one from op to op.
-CHOSEN = cases.by_level([found[i % len(found)] for i, found in enumerate(OF_HEADER.values())], PROGRAMS)
+# The kernels of one tuple of dtypes of each op, another one from op to op; at level 2 of two; at level 3 all of them, eight seconds each.
+CHOSEN = [found[i % len(found)] for i, found in enumerate(OF_HEADER.values())]
+if cases.LEVEL > 1:
+    CHOSEN += [found[(i + 1) % len(found)] for i, found in enumerate(OF_HEADER.values()) if len(found) > 1]
+    CHOSEN = CHOSEN if cases.LEVEL < 3 else PROGRAMS
 # Those that include host.h first, and say so.
 HOST = sorted(p.name for p in (kflib.ROOT / "include/kf/core").iterdir() if '\n#include "kf/core/host.h"\n' in p.read_text())
 

@@ -81,9 +81,14 @@ def _decomposes(op: Op, activation: str) -> bool:
     return op.family == "map" and _table.formulas(op, activation) is not None
 
 
+def _exporting() -> bool:
+    """torch.compiler.is_exporting(), which torch.compile takes for true in PyTorch 2.7 to 2.12 (pytorch/pytorch#176347): the flag that it reads."""
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
 def decomposes() -> bool:
     if config.compile_ops == "auto":
-        return not torch.compiler.is_exporting()
+        return not _exporting()
     return config.compile_ops == "decompose"
 
 
