@@ -22,7 +22,7 @@ SEEDED = {
     "the first gradient for the second": (CORE, r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS", "kfi_dynamic() + 0 * KFI_SUM_GROUPS"),
     "a strip's neighbour": (CORE, r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
     "nobody waits for the other warps": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),
-    "a thread's rows added to those before": (CORE, r"sum\[e\] = 0;", ";"),
+    "a thread's rows added to those before": (CORE, r"(0\.0 \+ sum\[e\];)\s+sum\[e\] = 0;", r"\1"),
 }
 
 

@@ -14,10 +14,12 @@ from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 # Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows of persistent blocks, in clusters, and read again.
-LENGTHS = (1, 3, 7, 8, 10, 13, 20, 47, 60, 129, 510, 767, 1023, 1026, 1539, 2044, 2048, 3333, 4097, 9001)
+LENGTHS = (1, 3, 7, 8, 10, 13, 20, 47, 60, 129, 510, 520, 767, 768, 1023, 1026, 1539, 2044, 2048, 3333, 4097, 9001)
+SUMMED = 20, 3334  # a block has several rows that are not in registers, whose terms it adds up in memory
 SHIFT = "kf/core/row_shift.cuh"
+SOFTMAX = "kf_softmax_bf16", 5, (20, 47, 510, 1023, 1026, 1539)
 # text of it, what stands there instead
-SEEDED = {
+SHIFTED = {
     "a vector's end from its own lane": (r"kfi_shift_lane\(give, of, 1\)", "kfi_shift_lane(give, of, 0)"),
     "the vector behind a warp's last one": (r"front \? s \+ 1 < in_registers \?.*: next : v\[s\]", "v[s]"),
     "no vector behind all of a warp's": (r"if \(front && in_registers \* step", "if (0 * front && in_registers * step"),
@@ -33,6 +35,12 @@ SEEDED = {
     "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
     "a warp's last elements behind the row's end": (r"of\.a < left \? of\.a : left", "of.a"),
 }
+# file, text of it, what stands there instead, a function that notices, of so many rows of such lengths
+SEEDED = {what: (SHIFT, *change, *SOFTMAX) for what, change in SHIFTED.items()}
+SEEDED["three vectors a thread of a row that has four"] = (
+    "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", *SOFTMAX)
+SEEDED["the partial sums of a block's last row alone"] = (
+    "kf/core/row_reduce.cuh", r"there\[e\] \+= sum\[e\]", "there[e] = sum[e]", "kf_layer_norm_bwd_bf16", 20, (3334,))
 
 
 def test_lengths():
@@ -53,20 +61,25 @@ def test_any_length_and_address(lib, f):
     emu.forget()
     for cols in LENGTHS:
         odd_rows.check(lib, memory, f, 3 if cols > 2000 else 5, cols)
-    assert not [name for name in emu.missing() if re.search(r"[02]>$", name)], "kernels that no length reaches"
+    if f["scratch"]:
+        checks.run(lib, memory, f, odd_rows.sizes_of(f, *SUMMED), "normal")
+    assert not [name for name in emu.missing() if re.search(r"([02]|3, 1)>$", name)], "kernels that no length reaches"
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    for text, instead in SEEDED.values():
-        faults.plant(include, tmp_path, SHIFT, text, instead)
+    for file, text, instead, *_ in SEEDED.values():
+        faults.plant(include, tmp_path, file, text, instead)
 
 
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
-    functions = faults.named(("kf_softmax_bf16",), "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, SHIFT, *SEEDED[what]))
-    memory = emulator.Memory(emulator.Emulator(broken), emulator.RUNS[:1])
+    *change, name, rows, lengths = SEEDED[what]
+    functions = faults.named((name,), "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *change))
+    emu = emulator.Emulator(broken)
+    memory = emulator.Memory(emu, emulator.RUNS[:1])
+    emu.set(sms=1)
     with pytest.raises(checks.Failure):
         for f in functions:
-            for cols in (20, 47, 510, 1023, 1026, 1539):
-                odd_rows.check(broken, memory, f, 5, cols)
+            for cols in lengths:
+                odd_rows.check(broken, memory, f, rows, cols)

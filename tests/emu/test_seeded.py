@@ -84,6 +84,11 @@ SEEDED = {
     "the sums of half a warp's rows": (
         "kf/core/row_reduce.cuh", r"by >= g\.lanes", "by > g.lanes",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+    "a row of a warp that has more vectors than three a thread": (
+        "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", ("kf_layer_norm_bf16", "kf_add_rms_norm_f16"), ()),
+    "the next rows of a block too near": (
+        "kf/core/row_reduce.cuh", r"at\.apart = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups", "at.apart = (kf_i64)gridDim.x",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
     "a thread in the row before": (
         "kf/core/row_reduce.cuh", r"g\.share >> 20", "g.share >> 21",
         ("kf_layer_norm_bwd_f16",), ()),

@@ -216,8 +216,8 @@ SEEDED_LAST = {
     "the last part of a tile that is shared": (
         SUM, r"split < g\.splits; \+\+split\) {\n        from", "split + 1 < g.splits; ++split) {\n        from"),
     "a tile's parts in one place": (SUM, r"\(kf_i64\)at\.place \* \(KFI", "0 * (kf_i64)at.place * (KFI"),
-    "a shared tile's whole depth in each part": (TILE, r"< g\.slice \|\| !at\.leaves", "< g.slice || true"),
-    "a tile that is alone ends with a part": (TILE, r" \|\| !at\.leaves \?", " ?"),
+    "a shared tile's whole depth in each part": (TILE, r"at\.split \+ 1 == splits \?", "true ?"),
+    "a tile that is alone ends with a part": (TILE, r"at\.split \+ 1 == splits \?", "at.split + 1 == g.splits ?"),
     "the first tile for the last one": (TILE, r"g\.alone \+ at\.place - turn \* shared", "at.place - turn * shared"),
     "one block fewer": (PICK, r"c\.alone \+ \(tiles - c\.alone\) \* c\.splits", "c.alone + (tiles - c.alone) * c.splits - 1"),
 }

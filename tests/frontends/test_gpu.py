@@ -157,7 +157,8 @@ def test_without_python(driver, tmp_path):
     for line, what in zip(said[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True):
         assert line.startswith("OutOfMemoryError: kf." + what) and ("out of memory" in line or "can't allocate memory" in line), line
     launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
-    assert len([k for k in done.stderr.splitlines() if "kfk_fused_" in k and k.endswith(" on 0x5000")]) == 2
+    fused = [k for k in done.stderr.splitlines() if "kfk_fused_" in k]  # where a driver is, the first call is registered for GPUs too
+    assert [sum("_bwd_" in k for k in fused), all(k.endswith(" on 0x5000") for k in fused)] == [1, True] and len(fused) in (2, 3)
     assert len(launched) >= 2 and any("bwd" in k for k in launched) and all(k.endswith(" on 0x5000") for k in launched)
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
+from kfgen import runtime
 from runtime_calls import Call, apart
 
 MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
                           ["f32"] if cases.LEVEL == 1 else None, (["none", "gelu"], ["none", "gelu", "leaky_relu"], None)[cases.LEVEL - 1])
-FUNCTIONS = [f for f in MADE["functions"] if not f["state"]]
+FUNCTIONS = [f for f in MADE["functions"] if runtime.takes_tensors(f) and not f["state"]]
 IDS = [f["name"] for f in FUNCTIONS]
 
 

@@ -157,6 +157,20 @@ class RowCuda(RowsCuda):
                 and early == [{s.name: early[0].get(s.name) for s in k.sums}])
 
     @property
+    def warps(self):
+        """Blocks an SM of a kernel more, for rows of which a warp has three vectors a thread (768 columns are usual), where there are row
+        operands, which are loaded with the row. 0: there is no such kernel."""
+        k = self.k
+        if not k.row_loads or k.sums or k.keeps or k.form != "rows" or self.vec != 8 or len(k.loads) > 2 or self.transcendental:
+            return 0
+        return 8 if len(k.loads) == 1 else 6
+
+    @property
+    def thirds(self):
+        """Whether odd rows of a warp or less, of which a thread has no fourth vector, have a kernel of their own."""
+        return self.shifts and not self.k.sums and self.in_registers[0][0] == 4
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)
@@ -171,7 +185,8 @@ class RowCuda(RowsCuda):
         in_registers = [vectors for vectors, *_ in self.in_registers]
         found = [(v, 0) for v in in_registers[:-1]] + ([] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))])
         state = ("from_state",) if self.k.keeps else ()
-        ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)] + [(in_registers[0], 1)] * self.strips
+        ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)]
+        ways += [(in_registers[0], 1)] * self.strips + [(3, 1)] * bool(self.warps) + [(3, 0)] * self.thirds
         return [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
 
     @property
@@ -180,12 +195,15 @@ class RowCuda(RowsCuda):
         if self.strips:
             return str(max(self.in_registers[-1][2], 512))
         least = 256 if self.k.sums else 128
+        warps = f"in_registers == 3 ? {least} : " if self.warps or self.thirds else ""
         found = [f"in_registers == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.in_registers[:-1]]
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
         most = 2 if len(self.k.loads) > 1 else 1024 // self.in_registers[0][3] if self.k.row_loads else 0
         asked = most and not self.k.sums and self.k.dtype.size < 8
         blocks = f", way < 2 && in_registers{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
-        return f"way > 1 ? {max(self.in_registers[-1][2], 512)} : " + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
+        if self.warps:
+            blocks = f", in_registers == 3 && way ? {self.warps} : " + (blocks.removeprefix(", ") or "1")
+        return f"way > 1 ? {max(self.in_registers[-1][2], 512)} : " + warps + "".join(found) + ("512" if self.k.group_sums else "1024") + blocks
 
     @property
     def register_table(self):

@@ -129,7 +129,7 @@ template <int tile, int products> KFI_DEVICE kfi_gemm_at kfi_gemm_locate(const k
     at.matrix = splits > 1 ? turn / splits : turn;
     at.split = turn - (unsigned)at.matrix * splits;
     at.begin = (int)at.split * g.slice; // there is no split without depth
-    at.end = g.depth - at.begin < g.slice || !at.leaves ? g.depth : at.begin + g.slice;
+    at.end = at.split + 1 == splits ? g.depth : at.begin + g.slice;
     return at;
 }
 

@@ -32,6 +32,8 @@ struct kfi_row {
     const unsigned char *runs = nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
     size_t least = 0;                    // bytes of workspace that a call has to have, whether it uses them
     bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
+    // Whether the last kernels are for rows of a warp or less, of which no thread has a fourth vector: whole ones of a warp, and odd ones.
+    bool warps = false, thirds = false;
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -211,6 +213,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
         operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
     const bool persistent = m.sums || found + 1 == m.holds;
+    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
+    const bool warps = three && m.warps && whole && g->lanes == 32, thirds = three && m.thirds && !whole;
     const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have",
@@ -234,8 +238,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
     const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
+    const int kernel = warps || thirds ? 2 * m.holds + 2 + (thirds && m.warps) : 2 * found + !whole;
     if (!nothing || m.sums)
-        result = kfi_launch(&m.name, m.kernels[2 * found + !whole], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
+        result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster);
     // A plane of one batch has written its channel's gradient itself.
     if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs)) return result;

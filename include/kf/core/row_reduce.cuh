@@ -6,6 +6,15 @@
 #include "kf/core/row_cluster.cuh"
 
 #ifdef KFI_DEVICE_PASS
+// Where one warp has a row, ptxas need not know of others.
+template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
+{
+#ifdef KFI_PTX
+    if (one) __builtin_assume(g.lanes == 32 && g.cluster == 1 && g.cluster_bits == 0 && g.share == 1 << 15);
+#else
+    (void)g;
+#endif
+}
 // Where a thread is.
 struct kfi_row_thread {
     kf_i64 block;    // or cluster of blocks
@@ -80,6 +89,22 @@ template <int dtype, int vec, int count> KFI_DEVICE void kfi_row_strip_store(con
             const double sum = kfi_sum_groups(from + c, columns + 1, (int)g.rows);
             if (threadIdx.x % 32 == 0 && first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, sum);
         }
+    }
+}
+// A vector's terms, added to the block's partial sums where those are not in registers: all of these are on their way before the first is stored.
+template <int in_registers, int vec, class type> KFI_DEVICE void kfi_row_add(type *partial, type (&sum)[vec], kf_i64 at, const kfi_sums &sums)
+{
+    constexpr int access = 16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; // stride is whole accesses
+    alignas(16) type there[vec] = {};
+    if (!in_registers && partial) {
+#pragma unroll
+        for (int e = 0; e < vec; e += access)
+            if (at + e < sums.stride) kfi_copy<access * (int)sizeof(type)>(there + e, partial + at + e);
+#pragma unroll
+        for (int e = 0; e < vec; ++e) there[e] += sum[e], sum[e] = 0;
+#pragma unroll
+        for (int e = 0; e < vec; e += access)
+            if (at + e < sums.stride) kfi_store<access * (int)sizeof(type)>(partial + at + e, there + e);
     }
 }
 // Nobody sends to another block before.

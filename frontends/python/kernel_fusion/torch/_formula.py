@@ -95,7 +95,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     results = []
     for t in call.outputs:
         text = t.name if flat else f"{t.name}.reshape({_shape(op, t, True)})"
-        results.append(f"{text}.to(dtype_{t.of if t.var == 'U' else 'T'})" if t.var in ("T", "U") else text)
+        results.append(f"rounded({text}, dtype_{t.of if t.var == 'U' else 'T'})" if t.var in ("T", "U") else text)
     names = ", ".join(name for _, name in schema(op, backward).arguments)
     return "\n    ".join([f"def function({names}):", *lines, f"return {', '.join(results)}"]) + "\n"
 
@@ -110,6 +110,12 @@ def wide(t: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float32) if t.dtype.itemsize == 2 else t
 
 
+def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """No t.to(dtype) that is t itself: of a Function whose result is in its graph twice, torch.compile of PyTorch 2.11 loses the gradient
+    (pytorch/pytorch#180642)."""
+    return t if t.dtype == dtype else t.to(dtype)
+
+
 @functools.cache
 def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
     """(forward, backward, backward by the result)"""
@@ -118,7 +124,7 @@ def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any
     made = []
     for backward, statements in enumerate(lines for lines in found if lines):
         elements = functools.partial(_of_several.elements, op, op.direction(bool(backward)))
-        names: dict[str, Any] = {"torch": torch, "wide": wide, "where": op.said(activation), "elements": elements}
+        names: dict[str, Any] = {"torch": torch, "wide": wide, "rounded": rounded, "where": op.said(activation), "elements": elements}
         text = _text(op, activation, bool(backward), statements)
         exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
         made.append(names["function"])

@@ -81,14 +81,10 @@ def _decomposes(op: Op, activation: str) -> bool:
     return op.family == "map" and _table.formulas(op, activation) is not None
 
 
-def _exporting() -> bool:
-    """torch.compiler.is_exporting(), which torch.compile takes for true in PyTorch 2.7 to 2.12 (pytorch/pytorch#176347): the flag that it reads."""
-    return getattr(torch.compiler, "_is_exporting_flag", False)
-
-
 def decomposes() -> bool:
+    """"auto" is "opaque" in PyTorch before 2.13, whose is_exporting() torch.compile takes for true (pytorch/pytorch#176347)."""
     if config.compile_ops == "auto":
-        return not _exporting()
+        return not torch.compiler.is_exporting()
     return config.compile_ops == "decompose"
 
 
