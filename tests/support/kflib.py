@@ -31,7 +31,7 @@ CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
 OBJECTS = ROOT / "build/tests/objects"
 MANY = 40  # functions of one file
-FEW = 12  # functions of the emulation's files at least: half of what a file of one op takes is the headers', 47 s of 98 files, 27 of 25
+FEW = 12  # functions at least of a file that a host's compiler reads: of one op's file half is headers (the emulation's: 47 s of 98 files, 27 of 25)
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def _workspace_wrapper(f, backend):
 
 def sources(backend, functions):
     """{file name: text}, one file per header, or per header and dtypes where that is many functions, so that they compile in parallel.
-    emu: CUDA's headers through g++, those of several ops of a family in a file."""
+    Those for a host's compiler have several ops of a family in a file. emu: CUDA's headers through g++."""
     of_header = collections.Counter(f["header"] for f in functions)
     groups = {}
     for f in functions:
@@ -177,7 +177,7 @@ def sources(backend, functions):
         folder = pathlib.Path(op).parent.name
         name = f"{'any_' if folder == 'any' else ''}{pathlib.Path(op).name}_{dtypes}.{ext}"
         open_, there = last.get(members[0]["family"], ("", FEW))
-        name, there = (open_, there) if backend == "emu" and there < FEW else (name, 0)
+        name, there = (open_, there) if backend != "cuda" and there < FEW else (name, 0)
         last[members[0]["family"]] = name, there + len(members)
         files[name] = files.get(name, "") + "\n".join(text)
     details = 'extern "C" const char *kft_detail(void);\n' if link else ""
