@@ -22,7 +22,7 @@ def alignments(f):
 
 
 def check(lib, memory, f, rows, cols):
-    """Right, and the same bits at every alignment, and of rows that lie apart."""
+    """Right, and the same bits at every alignment, and of rows that lie apart; without what may be absent too."""
     sizes, first = sizes_of(f, rows, cols), None
     for shift in alignments(f):
         got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=shift)
@@ -31,3 +31,7 @@ def check(lib, memory, f, rows, cols):
             if not checks.same_bits(array, first[name]):
                 raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits at alignment {shift}")
     strided.same(lib, memory, f, sizes)
+    if absent := tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent"):
+        whole, odd = (checks.run(lib, memory, f, sizes, drop=absent, shift=shift) for shift in (0, 1))
+        if any(not checks.same_bits(array, odd[name]) for name, array in whole.items()):
+            raise checks.Failure(f"{f['name']} {sizes}: other bits without {', '.join(absent)} where rows are not aligned")

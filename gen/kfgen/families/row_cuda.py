@@ -10,9 +10,12 @@ from kfgen.passes import copy, picks, stored
 from kfgen.schedule import STATIC_SHARED, Instance
 from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 
+EARLY = 128  # bytes of row operands that a thread loads at once
+
 
 class RowCuda(RowsCuda):
     template = "row_kernel"
+    early = EARLY
 
     @property
     def vec(self):
@@ -162,6 +165,8 @@ class RowCuda(RowsCuda):
         operands, which are loaded with the row. 0: there is no such kernel."""
         k = self.k
         if not k.row_loads or k.sums or k.keeps or k.form != "rows" or self.vec != 8 or len(k.loads) > 2 or self.transcendental:
+            return 0
+        if 3 * self.vec * sum(s.dtype.size for s in k.row_loads) > EARLY:
             return 0
         return 8 if len(k.loads) == 1 else 6
 

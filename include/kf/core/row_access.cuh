@@ -100,13 +100,13 @@ KFI_DEVICE void kfi_row_hold(void *dst, bool ringed, const char *slot, const voi
 // a wait more. So the first word is made to depend on a word of each vector, by a mask that it cannot know to be 0. (Not of vectors of
 // two bytes, as two conditions are: they hold no word.)
 KFI_DEVICE unsigned kfi_row_zero(const kfi_row_layout &g) { return (unsigned)((unsigned long long)g.cols >> 63); }
-template <int asked, int bytes, int in_registers> KFI_DEVICE void kfi_row_await(void *first, const void *values, const kfi_row_layout &g)
+template <bool asked, int in_registers, int vec, class type>
+KFI_DEVICE void kfi_row_await(void *first, const type (&values)[in_registers][vec], const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
     const unsigned zero = kfi_row_zero(g);
 #pragma unroll
-    for (int s = 0; s < in_registers && asked && bytes % 4 == 0; ++s)
-        *(unsigned *)first ^= *(const unsigned *)((const char *)values + s * bytes) & zero;
+    for (int s = 0; s < in_registers && asked && sizeof values[0] % 4 == 0; ++s) *(unsigned *)first ^= *(const unsigned *)values[s] & zero;
 #else
     (void)first, (void)values, (void)g;
 #endif
@@ -155,15 +155,15 @@ KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_row_lay
 // A row operand on its way to the caches at a kernel's beginning, where there are so few rows that no other block will have brought
 // it: the last pass loads it vector by vector, and each would wait for memory.
 #define KFI_ROW_FEW 132 // blocks of one row: one an SM
-template <int size, int in_registers> KFI_DEVICE void kfi_row_prefetch(const void *src, int step, int space, const kfi_row_layout &g)
+template <int in_registers, class type> KFI_DEVICE void kfi_row_prefetch(const type *src, int first, int step, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
-    const bool few = g.groups == 1 && gridDim.x <= KFI_ROW_FEW;
+    const bool few = src && g.groups == 1 && gridDim.x <= KFI_ROW_FEW;
 #pragma unroll
     for (int s = 0; s < in_registers && few; ++s)
-        if (space - s * step > 0) asm volatile("prefetch.global.L1 [%0];" ::"l"((const char (*)[size])src + s * step));
+        if ((int)g.cols - first - s * step > 0) asm volatile("prefetch.global.L1 [%0];" ::"l"(src + first + s * step));
 #else
-    (void)src, (void)step, (void)space, (void)g;
+    (void)src, (void)first, (void)step, (void)g;
 #endif
 }
 // The value of a row operand that is absent.
@@ -176,6 +176,20 @@ KFI_ROW_ABSENT(float, float)
 KFI_ROW_ABSENT(double, double)
 KFI_ROW_ABSENT(kf_f16, float)
 KFI_ROW_ABSENT(kf_bf16, float)
+// A thread's vectors of a row operand, at once: with the row (if it is absent, its value), or (asked) behind the reductions.
+template <int in_registers, int vec, class type, class number>
+KFI_DEVICE void kfi_row_operand(type (&to)[in_registers][vec], const type *src, int first, int step, const kfi_row_layout &g, number absent)
+{
+    if (src)
+        kfi_row_hold<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step, (int)g.cols - first);
+    else
+        kfi_row_absent<in_registers * vec>(to[0], absent); // not behind the loads, which it would await
+}
+template <bool asked, int in_registers, int vec, class type>
+KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, int first, int step, int room)
+{
+    if (asked && src) kfi_row_hold<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step, room);
+}
 
 // Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers. Where there
 // would not be enough of those (many), from ptxas too, which sees through an empty statement and spills: no size is negative.
