@@ -2,8 +2,9 @@
 """llm.c's own kernels beside kf's, on llm.c's shapes (batch 8, 1,024 words, 768 channels, 50,257 words in rows of 50,304), in CUDA graphs, in
 shuffled rounds. llm.c is no part of this repository: python3 bench/llmc.py --source A_CHECKOUT [--out FILE]; needs a GPU.
 
-Its layer norm, residual, gelu and classifier are those it trains with (llmc/, bf16), its softmax the fastest one of dev/cuda (float32). Both sides'
-results are compared before they are timed. llm.c's gradients add to what is there and its classifier overwrites the logits: so kf's is in place too.
+Its layer norm, residual, gelu, classifier and bias gradient are those it trains with (llmc/, bf16), its softmax the fastest of dev/cuda (float32).
+Both sides' results are compared before they are timed. llm.c's gradients add to what is there and its classifier overwrites the logits: so kf's is
+in place too.
 """
 
 import argparse
@@ -33,6 +34,7 @@ TRAINED = r"""
 #include "llmc/gelu.cuh"
 #include "llmc/fused_classifier.cuh"
 cudaDeviceProp deviceProp;
+#include "bias_kernels.cuh"
 typedef floatX F;
 extern "C" {
 int llmc_begin(int) { return (int)cudaGetDeviceProperties(&deviceProp, 0); }
@@ -54,6 +56,18 @@ void llmc_classifier(F *logits, float *losses, float dloss, int *targets, int B,
 {
     fused_classifier(logits, losses, dloss, targets, B, T, V, P, True, (cudaStream_t)s);
 }
+void llmc_bias(F *dbias, float *room, F *dout, int B, int T, int OC, void *s) // as matmul_backward launches them
+{
+    int threads = deviceProp.maxThreadsPerMultiProcessor == 1536 ? 768 : 1024, across = CEIL_DIV(OC, 8 * (int)x128::size);
+    int down = max(1, deviceProp.maxThreadsPerMultiProcessor * deviceProp.multiProcessorCount / (threads * across));
+    dim3 block(4, 8, threads / WARP_SIZE);
+    if (down == 1) {
+        matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(dbias, dout, B, T, OC, std::bool_constant<false>{});
+        return;
+    }
+    matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(room, dout, B, T, OC, std::bool_constant<true>{});
+    reduce_add_sum_kernel<<<CEIL_DIV(OC, 256 * f128::size), 256, 0, (cudaStream_t)s>>>(dbias, room, OC, down);
+}
 }
 """
 STUDIED = r"""
@@ -72,6 +86,8 @@ def built(source, folder, flags):
     stubs.mkdir(parents=True, exist_ok=True)
     for name in ("cublas_v2.h", "cublasLt.h"):
         (stubs / name).write_text(STUB if name == "cublas_v2.h" else "")
+    products = (source / "llmc/matmul.cuh").read_text()  # its launchers need cuBLASLt, the bias's kernels do not
+    (stubs / "bias_kernels.cuh").write_text(products[products.index("// CUDA kernels"):products.index("// kernel launchers")])
     parts = []
     for name, text in (("trained", TRAINED), ("studied", STUDIED)):
         path, library = stubs / f"{name}.cu", stubs / f"{name}.so"
@@ -169,6 +185,14 @@ class Pairs:
         return (self.kf("kf_gelu_tanh_bwd_bf16", (x[0].numel(),), x=x, dout=mine, dx=mine),
                 self.theirs("llmc_gelu_bwd", other, x, x[0].numel()), [(mine, other)])
 
+    def bias(self, columns=C):
+        up, room = self.drawn(ROWS, columns), [self.torch.zeros(1 << 20, device="cuda")] * self.sets
+        mine, other = ([self.torch.zeros(columns, device="cuda", dtype=self.torch.bfloat16) for _ in range(self.sets)] for _ in range(2))
+        return self.kf("kf_sum_bf16", (1, ROWS, columns), x=up, out=mine), self.theirs("llmc_bias", other, room, up, B, T, columns), [(mine, other)]
+
+    def bias_4c(self):
+        return self.bias(4 * C)
+
     def softmax(self):
         x = self.drawn(ROWS, V, dtype="float32")
         mine, out = self.room(x), self.room(x)
@@ -191,6 +215,8 @@ KERNELS = {"layer_norm": ("kf_layer_norm_bf16", (ROWS, C), 2 * ROWS * C * 2, 12)
            "layer_norm_bwd": ("kf_layer_norm_bwd_bf16", (ROWS, C), 3 * ROWS * C * 2, 10),
            "gelu": ("kf_gelu_tanh_bf16", (ROWS * 4 * C,), 2 * ROWS * C * 8, 4),
            "gelu_bwd": ("kf_gelu_tanh_bwd_bf16", (ROWS * 4 * C,), 3 * ROWS * C * 8, 4),
+           "bias": ("kf_sum_bf16", (1, ROWS, C), ROWS * C * 2, 24),
+           "bias_4c": ("kf_sum_bf16", (1, ROWS, 4 * C), ROWS * C * 8, 6),
            "softmax": ("kf_softmax_f32", (ROWS, V), 2 * ROWS * V * 4, 1),
            "classifier": ("kf_cross_entropy_with_grad_bf16", (ROWS, V), 2 * ROWS * V * 2, 1)}
 DATA = "inputs N(0, 1); labels drawn of all words; the classifier's rows are 50,304 apart"

@@ -27,6 +27,7 @@ PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
          "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers",
          "liger": "Liger", "llmc": "llm.c"}
+SPECIAL, BELOW = {"compile", "compile_autograd", "liger", "llmc"}, 0.95
 UNITS = ("ns", "us", "ms", "s")
 
 
@@ -216,6 +217,21 @@ def headline():
     return table(["function", "sizes", "time", "% of copy", "× torch.compile"], body, left=2)
 
 
+def below(*files):
+    """Whatever is slower than BELOW of a baseline that compiles or is written for the case: by op and direction, the worst of a file first."""
+    body = []
+    for which in files:
+        found = {}
+        for r in load(which)["rows"]:
+            op = f"`{r['op'].replace('_{act}', '').replace('{act}', 'activations')}`" if "op" in r else name(r)
+            direction = ", ".join(w for w in ("backward" if r.get("bwd") else "forward", r.get("variant")) if w)
+            for peer in set(r["speedup"]) & SPECIAL:
+                found.setdefault((op, direction, PEERS[peer]), []).append((r["speedup"][peer], f"{name(r)}, {sizes(r)}"))
+        rows = [(min(m), [*key, sum(s < BELOW for s, _ in m), len(m)]) for key, m in found.items() if min(m)[0] < BELOW]
+        body += [[f"[{which}](../bench/results/{which}.json)", *words, f"{worst:.2f} ({at})"] for (worst, at), words in sorted(rows)]
+    return table(["file", "op", "", "baseline", f"below {BELOW}", "of", "worst"], body, left=4)
+
+
 def has(row, where):
     """Whether a row is one of those that a sentence speaks of."""
     limits = {"at_least": lambda limit: row["at"] >= limit, "above": lambda limit: row["at"] > limit}
@@ -235,7 +251,7 @@ def slow(most=None):
     return "".join(text)
 
 
-TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, memory, layers, headline, slow)}
+TABLES = {f.__name__: f for f in (about, copy, peers, losses, lengths, calls, every, memory, layers, headline, slow, below)}
 
 
 def filled(text):

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import pathlib
 import sys
 
 import pytest
+
+gc.disable()  # until all tests are collected: what is made by then stays
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
@@ -32,6 +35,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=higher)
         out = set(higher)
         items[:] = [i for i in items if i not in out]
+
+
+def pytest_collection_finish(session):
+    """Collections of garbage need not look at thousands of functions and tests again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collectreport(report):

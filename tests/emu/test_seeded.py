@@ -63,6 +63,9 @@ SEEDED = {
     "the sum's last part left out": (
         "kf/core/map.cuh", r"if \(row < s\.parts && col", "if (row < s.parts - 1 && col",
         ("kf_bias_bwd_f32", "kf_bias_bwd_f64"), ()),
+    "the third of three last columns": (
+        "kf/core/map.cuh", r"e < 3; \+\+e\)", "e < 2; ++e)",
+        ("kf_layer_norm_bwd_f32", "kf_instance_norm_bwd_f32"), ()),
     "the next channel": (
         "kf/core/map_device.cuh", r"at\.next = at\.row \+ 1 <", "at.next = at.row + 2 <",
         ("kf_batch_norm_f32", "kf_batch_norm_bf16"), ()),

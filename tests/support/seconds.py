@@ -4,7 +4,8 @@ a matter of minutes. A group that takes a fifth more than it may fails the run; 
 
 Processor seconds, of tests and of all that they start, in those of the machine that the table was measured on: now and then a fixed piece of
 work is timed between two tests, and what it takes longer than there, since this machine is slower or its cores are shared with others, is
-taken off what the next tests took. KF_BUDGET=tests names the sixty tests that took most, each with what was made for it first.
+taken off what the next tests took. KF_BUDGET=tests names the thirty files and the sixty tests that took most, each with
+what was made for it first.
 """
 
 import collections
@@ -105,7 +106,10 @@ class Sum:
             if self.found[name] >= 0.5:
                 say(f"{name:<24}{self.found[name]:8.1f}" + (f" of {seconds:6.0f}{'  TOO MANY' if name in over else ''}" if self.whole else ""))
         say(f"{'in all':<24}{took:8.1f}" + (f" of {sum(s for *_, s in TABLE):6.0f}" if self.whole else ""))
-        for name, taken in self.tests.most_common(60) if os.environ.get("KF_BUDGET") == "tests" else ():
+        files = collections.Counter()
+        for name, taken in self.tests.items():
+            files[name.partition("::")[0]] += taken
+        for name, taken in files.most_common(30) + self.tests.most_common(60) if os.environ.get("KF_BUDGET") == "tests" else ():
             say(f"{taken:8.1f}  {name}")
 
 

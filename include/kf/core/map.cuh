@@ -36,13 +36,18 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES * KFI_SUM_GROUPS) kfk_sum_partials(kfi_
 #pragma unroll
         for (int u = 0; u < KFI_SUM_AHEAD; ++u) {
             const kf_i64 row = k + u * KFI_SUM_GROUPS;
-            if (row < s.parts && col < s.count) kfi_load_sums(kfi_tag<acc>(), v[u], s.partial, (blockIdx.y * s.parts + row) * s.stride + col);
+            if (row < s.parts && col + 4 <= s.count) kfi_load_sums(kfi_tag<acc>(), v[u], s.partial, (blockIdx.y * s.parts + row) * s.stride + col);
         }
 #pragma unroll
         for (int u = 0; u < KFI_SUM_AHEAD; ++u)
 #pragma unroll
             for (int e = 0; e < 4; ++e) total[e] += v[u][e];
     }
+    if (col + 4 > s.count) // of the last vector what is behind the columns is nobody's
+        for (kf_i64 row = group; row < s.parts; row += KFI_SUM_GROUPS)
+#pragma unroll
+            for (int e = 0; e < 3; ++e)
+                if (col + e < s.count) total[e] += kfi_load_sum(kfi_tag<acc>(), s.partial, (blockIdx.y * s.parts + row) * s.stride + col + e);
 #pragma unroll
     for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
     __syncthreads();

@@ -69,13 +69,8 @@ KFI_DEVICE void kfi_spread_values(void *dst, const void *src, const kfi_span &at
         for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, (const char *)src + (e < at.split ? at.row : at.next) * size);
     }
 }
-template <int mode>
-KFI_DEVICE float kfi_at(const float *values, int e, const kfi_span &at)
-{
-    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
-}
-template <int mode>
-KFI_DEVICE double kfi_at(const double *values, int e, const kfi_span &at)
+template <int mode, class real>
+KFI_DEVICE real kfi_at(const real *values, int e, const kfi_span &at)
 {
     return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
