@@ -243,7 +243,7 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
                 for sizes, values, shift in cases.runs(f) + ([(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
                 if f["form"] == "rows" and f["family"] == "map" and f["scratch"]:  # more rows than one launch adds up
-                    checks.run(lib, memory, f, (90, 700))
+                    checks.run(lib, memory, f, (200, 24))
                 if rows:  # and a block of columns all of few
                     emu.set(sms=132)
                     checks.run(lib, memory, f, cases.rows_of(f, [[(40, 1000), 0]])[0][0])
