@@ -21,7 +21,7 @@ COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict
           "-DKFI_REDUCE_THREADS=64", "-DKFI_BAND_THREADS=64", "-DKFI_BAND_EACH_THREADS=32", "-DKFI_BAND_BLOCKS=4",
           "-DKFI_BAND_SMALL=300", "-DKFI_BAND_CHANNELS=3",
           "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8", "-DKFI_GATHER_FULL(fewer)=3",
-          "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
+          "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_CLUSTER=3", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
           f"-Wl,-T,{HERE}/shared.ld", "-Wl,-Bsymbolic")  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
 VARIANTS = {
     "plain": ("-O0",),

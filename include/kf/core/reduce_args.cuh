@@ -8,8 +8,8 @@
 #ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
 #define KFI_REDUCE_THREADS 256
 #endif
-#ifndef KFI_REDUCE_CLUSTER // fewer where an emulation is to reach every kernel by few columns
-#define KFI_REDUCE_CLUSTER 3 // blocks of a cluster at most, as a power of two
+#ifndef KFI_REDUCE_CLUSTER // 3 in the emulation
+#define KFI_REDUCE_CLUSTER 0 // blocks at most, as a power of two, of a cluster that joins an axis' parts. 0: none, until a GPU has timed it
 #endif
 #define KFI_REDUCE_ALL -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass + 1, joins the parts
 
