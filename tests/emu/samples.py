@@ -16,7 +16,7 @@ import selection
 MANIFEST = kflib.on("cuda", kflib.manifest()["functions"])
 # What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
 FEW = {"flat": [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
-       "rows": [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((36, 300), "normal", 0), ((0, 8), "normal", 0)],
+       "rows": [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((70, 300), "normal", 0), ((0, 8), "normal", 0)],
        "planes": [((2, 3, 304), "special", 0), ((3, 5, 19), "normal", 0), ((2, 5, 9), "wide", 1), ((19, 16, 1), "normal", 0),
                   ((0, 3, 4), "normal", 0)],
        "heads": [((2, 3, 5, 64), "special", 0), ((2, 2, 3, 301), "normal", 0), ((3, 1, 2, 30), "wide", 1), ((0, 3, 4, 8), "normal", 0)],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of weights of few rows, summed in the launch that has the rows (kfi_row_strip_enter): the bits of two launches."""
+"""Gradients of few rows, summed in the launch that has the rows: of weights (kfi_row_strip_enter) with the bits of two launches, of elementwise
+operands (kfi_few_sum) with bits that depend on sizes alone."""
 
 import checks
 import emulator
@@ -75,7 +76,7 @@ def test_many_rows(lib):
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    for place in SEEDED.values():
+    for place in [*SEEDED.values(), *MAP_SEEDED.values()]:
         faults.plant(include, tmp_path, *place)
 
 
@@ -86,3 +87,62 @@ def test_seeded_fault(include, tmp_path, what):
     with pytest.raises((checks.Failure, AssertionError)):
         for sizes in SIZES:
             check(broken, functions[0], sizes)
+
+
+# Of elementwise ops: one sum and several, columns in registers and in a ring, each width of a vector.
+MAP_NAMES = ("kf_bias_gelu_bwd_bf16", "kf_prelu_bias_bwd_f32", "kf_batch_norm_bwd_f32", "kf_bias_dropout_add_bwd_f64")
+MAP_FUNCTIONS = faults.named(MAP_NAMES, "cuda")
+MAP_SIZES = [(1, 4096), (2, 88), (3, 40), (7, 5), (9, 136), (64, 80)]
+MAP_CORE = "kf/core/map_device.cuh"
+MAP_SEEDED = {
+    "a warp's last rows left out": (MAP_CORE, r"j < KFI_MAP_FEW_BITS; \+\+j", "j < KFI_MAP_FEW_BITS - 1; ++j"),
+    "the last warp left out": (MAP_CORE, r"w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS", "w < (KFI_MAP_FEW >> KFI_MAP_FEW_BITS) - 1"),
+    "the half that is given away": (MAP_CORE, r"given = upper \? sum\[e\]", "given = upper ? sum[e + half]"),
+    "another warp's columns": (MAP_CORE, r"buffer\[w \* width \+ c\]", "buffer[w * width]"),
+    "another order for other vectors": (MAP_CORE, r"by = g\.bx << j;", "by = vec > 1 ? g.bx << j : 16 >> j;"),
+}
+
+
+def map_sizes(f, rows, cols):
+    return (rows, cols, 1) if f["form"] == "planes" else (rows, cols)
+
+
+def check_map(lib, f, rows, cols):
+    """Right in one launch; the same bits where nothing is aligned, and (Memory's runs) where elements are so few that each has a thread."""
+    emu = emulator.Emulator(lib)
+    memory, before = emulator.Memory(emu), emu.launches
+    sizes = map_sizes(f, rows, cols)
+    one, other = (checks.run(lib, memory, f, sizes, shift=shift) for shift in (0, 1))
+    assert emu.launches - before == 2 * len(memory.runs), sizes
+    for name, array in one.items():
+        if not checks.same_bits(array, other[name]):
+            raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits where nothing is aligned")
+
+
+@pytest.fixture(scope="session")
+def map_lib():
+    return emulator.build(MAP_FUNCTIONS, BUILD / "emu")
+
+
+@pytest.mark.parametrize("f", MAP_FUNCTIONS, ids=lambda f: f["name"])
+def test_elementwise_in_one_launch(map_lib, f):
+    for rows, cols in MAP_SIZES:
+        check_map(map_lib, f, rows, cols)
+
+
+def test_elementwise_of_many_rows(map_lib):
+    """More rows take a second launch, as do rows that are longer than all blocks have; where no sum is asked for there is one."""
+    emu = emulator.Emulator(map_lib)
+    memory = emulator.Memory(emu)
+    for rows, cols, want in ((LIMIT + 1, 80, 2), (2, 33000, 2)):
+        assert launched(map_lib, emu, memory, MAP_FUNCTIONS[0], (rows, cols))[1] == want
+    assert launched(map_lib, emu, memory, MAP_FUNCTIONS[0], (3, 80), drop=("dbias",))[1] == 1
+
+
+@pytest.mark.parametrize("what", faults.some(MAP_SEEDED))
+def test_seeded_fault_of_elementwise(include, tmp_path, what):
+    functions = faults.named(MAP_NAMES[1:2], "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *MAP_SEEDED[what]))
+    with pytest.raises((checks.Failure, AssertionError)):
+        for rows, cols in MAP_SIZES:
+            check_map(broken, functions[0], rows, cols)

@@ -7,12 +7,14 @@ import subprocess
 import cases
 import checks
 import emulator
+import faults
 import kflib
 import numpy as np
 import pytest
 import storage
 import toolkit
 import user_ops
+from conftest import BUILD
 
 OWN = """
 [op."distance_{act}"]
@@ -158,3 +160,106 @@ def test_threads_of_a_place(include, tmp_path):
         if longer < before:
             assert parts == 1 and longer >= 32 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
         assert (fewer == 1) == (parts == 1) and fewer <= parts and (fewer - 1) * length < axis <= fewer * length
+
+
+# Of a warp, whose chunks several have where axes are few; of half a vector more, which one warp has; of a block.
+SPREAD = [96, 1030, 2048, 3072, 4096]
+SPREAD_NAMES = ("kf_sum_bf16", "kf_sum_f32", "kf_amax_bf16", "kf_std_f32", "kf_std_bf16", "kf_logsumexp_bwd_f32", "kf_prod_f64")
+
+
+@pytest.fixture(scope="session")
+def spread():
+    if not toolkit.include():
+        pytest.skip("no CUDA headers")
+    return emulator.build(faults.named(SPREAD_NAMES, "cuda"), BUILD / "emu")
+
+
+@pytest.mark.parametrize("name", SPREAD_NAMES)
+def test_few_axes(spread, name):
+    """Of few axes each has a block, and as many warps as it has chunks: the bits are those that it has among many."""
+    f, = faults.named((name,), "cuda")
+    check_few(spread, f)
+
+
+SPREAD_FAULTS = {
+    "the first chunk in each warp": ("kf/core/reduce.cuh", r"first = x \+ \(\(y \* ahead\) << g\.x\)", "first = x"),
+    "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)", "buffer[first * 32 + lane])"),
+    "a chunk that is longer": ("kf/core/reduce.cuh", r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;", ""),
+    "a whole vector for the end of an axis": ("kf/core/reduce_host.cuh", r" \|\| g->axis % vec != 0", ""),
+}
+
+
+def test_every_fault_of_few_axes_has_its_place(include, tmp_path):
+    for place in SPREAD_FAULTS.values():
+        faults.plant(include, tmp_path, *place)
+
+
+@pytest.mark.parametrize("what", faults.some(SPREAD_FAULTS))
+def test_seeded_fault_of_few_axes(include, tmp_path, what):
+    functions = faults.named(("kf_sum_f32",), "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *SPREAD_FAULTS[what]))
+    with pytest.raises(checks.Failure):
+        check_few(broken, functions[0])
+
+
+def check_few(lib, f):
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu)
+    for axis in SPREAD:
+        found = []
+        try:
+            for sms in (132, 1):
+                emu.set(sms=sms)
+                found.append(checks.run(lib, memory, f, (5, axis, 1)))
+        finally:
+            emu.set(sms=132)
+        for out, array in found[0].items():
+            if not checks.same_bits(array, found[1][out]):
+                raise checks.Failure(f"{f['name']} {axis}: {out} has other bits in few blocks")
+
+
+# (axis, columns, multiprocessors, launches): clusters of eight, four and two blocks, the last of which may have nothing, or a part of one; too
+# few columns, and too many.
+GATHERED = [(900, 130, 24, 1), (200, 130, 24, 1), (130, 130, 12, 1), (700, 70, 5, 1), (900, 12, 132, 2), (900, 130, 2, 2)]
+
+
+@pytest.mark.parametrize("name", SPREAD_NAMES)
+def test_columns_of_a_long_axis(spread, name):
+    """Their parts are joined in the launch that finds them, by the blocks of a cluster."""
+    f, = faults.named((name,), "cuda")
+    check_gathered(spread, f)
+
+
+def check_gathered(lib, f):
+    emu = emulator.Emulator(lib)
+    vec = 16 // kflib.SIZE[f["dtypes"][0]]
+    for axis, cols, sms, launches in GATHERED:
+        for outer, shift in ((1, 0), (2, 1)):
+            memory, before = emulator.Memory(emu, emulator.RUNS[1:]), emu.launches
+            try:
+                emu.set(sms=sms)
+                checks.run(lib, memory, f, (outer, axis, cols * vec // 4), shift=shift)
+            finally:
+                emu.set(sms=132)
+            made = (emu.launches - before) // len(memory.runs)
+            assert made == launches or made > launches > 1, (axis, cols, sms, made)
+
+
+GATHER_FAULTS = {
+    "the first block's for all": ("kf/core/reduce.cuh", r"slots\[r \* size", "slots[0 * size"),
+    "what all blocks send in one place": ("kf/core/reduce.cuh", r"slots \+ rank \* size", "slots + 0 * size"),
+    "nobody waits for what others send": ("kf/core/reduce.cuh", r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);", r"\1"),
+}
+
+
+def test_every_fault_of_clusters_has_its_place(include, tmp_path):
+    for place in GATHER_FAULTS.values():
+        faults.plant(include, tmp_path, *place)
+
+
+@pytest.mark.parametrize("what", faults.some(GATHER_FAULTS))
+def test_seeded_fault_of_clusters(include, tmp_path, what):
+    functions = faults.named(("kf_sum_f32",), "cuda")
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *GATHER_FAULTS[what]))
+    with pytest.raises(checks.Failure):
+        check_gathered(broken, functions[0])

@@ -58,7 +58,7 @@ SEEDED = {
         "kf/ops/sub.device.cuh", r"(kfi_cast\(&kfi_da0_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&kfi_db0_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
         ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
     "sums of another column": (
-        "kf/core/map_device.cuh", r"float total = buffer\[c\];", "float total = buffer[c ^ 1];",
+        "kf/core/map_device.cuh", r"real total = buffer\[c\];", "real total = buffer[c ^ 1];",
         ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"), ()),
     "the sum's last part left out": (
         "kf/core/map.cuh", r"if \(row < s\.parts && col", "if (row < s.parts - 1 && col",
@@ -191,8 +191,9 @@ SEEDED |= {
         "kf/core/reduce.cuh", r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)", "more[e] = more[e + by]",
         ("kf_sum_f32", "kf_amax_bf16"), ()),
     "a block too few where they go back": (
-        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x;(\s+)const unsigned rest",
-        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x;\1const unsigned rest", ("kf_var_f32", "kf_amax_bwd_f32"), ()),
+        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
+        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> g.cluster;\1const unsigned rest",
+        ("kf_var_f32", "kf_amax_bwd_f32"), ()),
     "the last vectors of a sweep that goes back": (
         "kf/ops/amax.device.cuh", r"\(at\.loops - 1\) & -ahead", "(at.loops - 1 - ahead) & -ahead", ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"), ()),
     "the end of an axis as a whole vector": (
@@ -241,6 +242,11 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
                 emu.set(sms=1 if rows else 132)
                 for sizes, values, shift in cases.runs(f) + ([(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
+                if f["form"] == "rows" and f["family"] == "map" and f["scratch"]:  # more rows than one launch adds up
+                    checks.run(lib, memory, f, (90, 700))
+                if rows:  # and a block of columns all of few
+                    emu.set(sms=132)
+                    checks.run(lib, memory, f, cases.rows_of(f, [[(40, 1000), 0]])[0][0])
         except checks.Failure:
             found.add(way)
     for sample in sanitizers:

@@ -53,7 +53,7 @@ LONG = [[(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2,
 # places of the axis; parts of a few hundred elements in the emulation, of 65,536 in C.
 REDUCED = [[(5, 7, 3), 0], [(1, 1000, 1), 1], [(3, 70, 64), 0], [(5, 0, 3), 0], [(0, 7, 3), 0], [(2, 1, 5), 0], [(40, 8, 1), 0], [(3, 300, 1), 0],
            [(2, 10000, 1), 0], [(2, 3001, 1), 1], [(1, 700, 20), 0], [(2, 0, 1), 0], [(1, 7, 300), 1], [(9, 2, 33), 0], [(1, 5000, 40), 0],
-           [(1, 140000, 1), 0], [(3, 60, 64), 0]]  # the last: several warps of one kernel that sweeps twice
+           [(1, 140000, 1), 0], [(3, 2048, 1), 0], [(3, 60, 64), 0]]  # few axes of several chunks; several warps of one kernel that sweeps twice
 REDUCED_2 = [[(o, a, i), (o + a) % 3] for o in (1, 5) for a in (1, 2, 7, 31, 128, 1000, 5000) for i in (1, 2, 3, 8, 63, 64, 65, 260)]
 REDUCED_LONG = [[(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1], [(2, 20000, 256), 0], [(1, 3000, 4100), 0]]
 MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each persistent block

@@ -34,6 +34,11 @@ class ReduceCuda(RowsCuda):
         return 8 if len(self.k.loads) < 2 and self.k.slots else 4 if len(self.k.loads) < 4 else 2
 
     @property
+    def chunk(self):
+        """Vectors of a chunk, which warps may share out; 0: they may not."""
+        return self.ahead
+
+    @property
     def blocks(self):
         """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
         as many values (bench/NOTES.md)."""

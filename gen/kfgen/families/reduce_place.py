@@ -62,7 +62,7 @@ def check_places(op, graph, outputs):
 
 
 class PlaceCuda(ReduceCuda):
-    template, again, longest = "reduce_place", False, 64
+    template, again, longest, chunk = "reduce_place", False, 64, 0
 
     @functools.cached_property
     def key(self):

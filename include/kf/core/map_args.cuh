@@ -62,7 +62,12 @@ struct kfi_grid {
     int bx, by;        // threads along columns and along rows
     kfi_rows r;
     kf_i64 slots;      // planes: channels that a tile may touch
+    int few;           // of few rows, which a block has all of, a thread one: 1 + log2 of those that a warp has; else 0
 };
+#ifndef KFI_MAP_FEW // fewer where an emulation is to reach every kernel by short tensors
+#define KFI_MAP_FEW 64 // rows whose sums need no second stage
+#endif
+#define KFI_MAP_FEW_BITS 3 // a warp has 8 of them, or as many as there are
 
 // The second stage: the sum over the partial rows, in their order within each of KFI_SUM_GROUPS groups, then over the groups. Of some
 // gradients of one dtype: a launcher has an array of these where there are more, or several dtypes.

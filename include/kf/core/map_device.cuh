@@ -69,13 +69,8 @@ KFI_DEVICE void kfi_spread_values(void *dst, const void *src, const kfi_span &at
         for (int e = 0; e < vec; ++e) kfi_copy<size>((char *)dst + e * size, (const char *)src + (e < at.split ? at.row : at.next) * size);
     }
 }
-template <int mode>
-KFI_DEVICE float kfi_at(const float *values, int e, const kfi_span &at)
-{
-    return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
-}
-template <int mode>
-KFI_DEVICE double kfi_at(const double *values, int e, const kfi_span &at)
+template <int mode, class real>
+KFI_DEVICE real kfi_at(const real *values, int e, const kfi_span &at)
 {
     return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
@@ -158,6 +153,16 @@ template <int vec>
 KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
 {
     kfi_place at;
+    if (g.few) { // no divisions before the first load
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        at.part = 0;
+        at.tile = blockIdx.x;
+        at.row = (warp << (g.few - 1)) + (lane >> (6 - g.few));
+        at.col_begin = (kf_i64)at.tile * g.bx * vec;
+        at.col = at.col_begin + (lane & (g.bx - 1)) * vec;
+        at.rows = at.row < g.rows && at.col < g.cols;
+        return at;
+    }
     const unsigned ty = threadIdx.x / (unsigned)g.bx;
     at.part = blockIdx.x / g.tiles;
     at.tile = blockIdx.x - at.part * g.tiles;
@@ -182,8 +187,8 @@ KFI_DEVICE kf_i64 kfi_padding(const kfi_grid &g, const kfi_place &at)
 // Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per channel that the tile
 // touches. buffer: max(vec, 2) values of shared memory a thread. The order of the additions depends on the shape
 // alone.
-template <int vec, int mode>
-KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
+template <int vec, int mode, class real>
+KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
 {
     __syncthreads(); // the buffer may still be read by the sum before
     if (mode != KFI_PLANES) {
@@ -192,7 +197,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         __syncthreads();
         const int width = g.bx * vec;
         for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            float total = buffer[c];
+            real total = buffer[c];
             for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
             if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
         }
@@ -200,7 +205,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         if (padding >= 0) partial[padding] = 0;
         return;
     }
-    float own[2] = {0, 0}; // of the vector's two channels
+    real own[2] = {0, 0}; // of the vector's two channels
 #pragma unroll
     for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
     buffer[2 * threadIdx.x] = own[0];
@@ -213,47 +218,7 @@ KFI_DEVICE void kfi_block_sum(float *partial, const float *sum, float *buffer, c
         const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
         const int from = begin > 0 ? (int)(begin / vec) : 0;
         const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
-        float total = 0;
-        if (begin < (kf_i64)g.bx * vec)
-            for (int y = 0; y < g.by; ++y)
-                for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
-        if (lane == 0) partial[((kf_i64)at.part * g.tiles + at.tile) * g.slots + slot] = total;
-    }
-}
-template <int vec, int mode>
-KFI_DEVICE void kfi_block_sum(double *partial, const double *sum, double *buffer, const kfi_grid &g, const kfi_place &at, const kfi_span &span)
-{
-    __syncthreads(); // the buffer may still be read by the sum before
-    if (mode != KFI_PLANES) {
-#pragma unroll
-        for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
-        __syncthreads();
-        const int width = g.bx * vec;
-        for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
-            double total = buffer[c];
-            for (int y = 1; y < g.by; ++y) total += buffer[y * width + c];
-            if (at.col_begin + c < g.cols) partial[at.part * kfi_ceil4(g.cols) + at.col_begin + c] = total;
-        }
-        const kf_i64 padding = kfi_padding(g, at);
-        if (padding >= 0) partial[padding] = 0;
-        return;
-    }
-    double own[2] = {0, 0}; // of the vector's two channels
-#pragma unroll
-    for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
-    buffer[2 * threadIdx.x] = own[0];
-    buffer[2 * threadIdx.x + 1] = own[1];
-    __syncthreads();
-    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
-    const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
-    const unsigned lane = threadIdx.x % 32;
-    for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
-        const kf_i64 begin = (first_plane + slot) * inner - at.col_begin, end = begin + inner; // in the tile's columns
-        const int from = begin > 0 ? (int)(begin / vec) : 0;
-        const int to = (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
-        double total = 0;
+        real total = 0;
         if (begin < (kf_i64)g.bx * vec)
             for (int y = 0; y < g.by; ++y)
                 for (int x = from + (int)lane; x < to; x += 32) total += buffer[2 * (y * g.bx + x) + ((kf_i64)x * vec < begin)];
@@ -295,6 +260,48 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
     kfi_copy<16>(v + 2, (const double *)p + i + 2);
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
+
+// Of few rows, of which each thread has one: added up by the threads of a warp two by two, which share out their columns as they go, then
+// warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone.
+template <int dtype, int vec, class real>
+KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, bits = g.few - 1, width = g.bx * vec, warps = g.by >> bits;
+    const kf_i64 first = (kf_i64)blockIdx.x * width;
+    int own = (lane & (g.bx - 1)) * vec, left = vec; // its first column of the block's, and how many
+    bool writes = true;
+    if (!out) return;
+#pragma unroll
+    for (int j = 0; j < KFI_MAP_FEW_BITS; ++j) {
+        const int half = vec >> (j + 1), by = g.bx << j;
+        const bool upper = (lane & by) != 0;
+        if (j >= bits) break;
+        if (half == 0) { // they have the same column
+            sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], by);
+            writes = writes && !upper;
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < half; ++e) {
+            const real given = upper ? sum[e] : sum[e + half], kept = upper ? sum[e + half] : sum[e];
+            sum[e] = kept + __shfl_xor_sync(0xffffffffu, given, by);
+        }
+        own += upper ? half : 0;
+        left = half;
+    }
+    __syncthreads(); // the buffer may still be read by the sum before
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (writes && e < left) buffer[warp * width + own + e] = sum[e];
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
+        real total = buffer[c];
+#pragma unroll
+        for (int w = 1; w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS; ++w)
+            if (w < warps) total += buffer[w * width + c];
+        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, total);
+    }
+}
 
 #ifdef KFI_LAUNCHER_NAMES
 #include "kf/core/result.h"

@@ -191,6 +191,21 @@ KF_FN KFI_SMALL kf_result_t kfi_launch_sums(const kfi_name *name, const kfi_sums
     return result;
 }
 
+// Gradients of few rows, which need no second stage: a block has all rows of some columns. Which threads have them depends on their number
+// alone, not on how many columns a thread has.
+#define KFI_MAP_FEW_BYTES (64 << 10) // of a row: as many blocks as there are at a time, of 64 bytes each
+KF_FN KFI_SMALL kf_result_t kfi_map_few(const kfi_map &m, kfi_grid *g, int vec, void **args, cudaStream_t stream)
+{
+    int bits = 0;
+    while (bits < KFI_MAP_FEW_BITS && 1 << bits < g->rows) ++bits;
+    const int warps = (int)kfi_ceil(g->rows, (kf_i64)1 << bits);
+    g->few = 1 + bits;
+    g->bx = 32 >> bits;
+    g->by = warps << bits;
+    g->tiles = (unsigned)kfi_ceil(g->cols, (kf_i64)g->bx * vec);
+    return kfi_launch(&m.name, m.kernels[vec == 1], dim3(g->tiles), (unsigned)(32 * warps), args, stream);
+}
+
 // The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1, planes}; sum_kernels:
 // what adds up the partial sums, of rows and (channel ops) of planes.
 KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, kfi_grid *g, void **args,
@@ -212,7 +227,9 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
     if (cols == 0) rows = 0;
-    const bool vectors = operands.bits % 16 == 0 && period % m.vec == 0 && (!plane || cols >= m.vec);
+    const bool few = wanted && !plane && !m.runs && rows > 0 && rows <= KFI_MAP_FEW && period * m.size <= KFI_MAP_FEW_BYTES;
+    const bool vectors = operands.bits % 16 == 0 && period % m.vec == 0 && (!plane || cols >= m.vec) &&
+                         !(few && rows * period <= 16 * KFI_MAP_FILL); // a warp for each scheduler at most
     const int vec = vectors ? m.vec : 1;
     const kfi_split split = kfi_make_split(rows, period, m.size, m.threads);
     const kf_i64 parts = split.parts * split.slabs;
@@ -228,6 +245,8 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     g->r.width = kfi_make_divisor(plane ? cols : 1);
     g->r.channels = kfi_make_divisor(plane ? channels : 1);
     g->slots = plane ? kfi_slots(tile_cols, cols) : 0;
+    g->few = 0;
+    if (few) return kfi_map_few(m, g, vec, args, stream);
     s->parts = parts;
     s->stride = kfi_ceil(s->count, 4) * 4;
     s->inner = cols;

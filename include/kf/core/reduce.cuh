@@ -14,25 +14,10 @@
 #ifndef KF_CORE_REDUCE_CUH
 #define KF_CORE_REDUCE_CUH
 
+#include "kf/core/reduce_args.cuh"
+#include "kf/core/reduce_host.cuh"
 #include "kf/core/row_access.cuh"
 #include "kf/core/row_reduce.cuh"
-
-#ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
-#define KFI_REDUCE_THREADS 256
-#endif
-#define KFI_REDUCE_ALL -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass + 1, joins the parts
-
-// The work of a launch.
-struct kfi_reduce {
-    kf_i64 outer, axis, inner; // of what it reads: where parts are joined 1, parts, results
-    kf_i64 count;              // elements that a result is made of
-    kf_i64 length;             // of the axis in a part
-    kf_i64 results;            // outer * inner of the call
-    void *partial, *done;      // partial[reduction of the pass][part][result], done[reduction][result]
-    unsigned parts, tiles;     // of the axis; of inner, in columns
-    int x, y;                  // threads along the vectors of columns (flat: of the axis), along the axis (flat: 0); as powers of two
-    int flat, stage;
-};
 
 #ifdef KFI_DEVICE_PASS
 // Where a thread is. It has `loops` vectors, which have `left` elements, the last one `last`.
@@ -45,16 +30,55 @@ struct kfi_reduce_at {
     unsigned part;
     int left, last, results, writes; // writes: whether it is the thread that writes them
 };
-template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
+// Of whole vectors along an axis, or of one outer's columns: a third of the instructions before the first load, which small tensors wait for.
+// ahead: vectors of a chunk, which a warp has where an axis is shared out (kfi_reduce_spread).
+template <int vec, int ahead> KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kfi_reduce &g, const kfi_pitch &p)
 {
+    constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
+    const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1), o = t >> (g.x + g.y);
+    const int block = (int)(blockIdx.x >> g.cluster), axis = (int)g.axis;
+    kfi_reduce_at at = {};
+    if (g.flat) {
+        const int outer = block * ((int)blockDim.x >> (g.x + g.y)) + o, first = x + ((y * ahead) << g.x), left = (axis >> log) - first;
+        if (outer >= (int)g.outer) return at;
+        at.outer = at.result = outer;
+        at.column = first << log;
+        at.step = vec << g.x;
+        at.start = outer * p.outer + at.column;
+        at.loops = left > 0 ? (left - 1 >> g.x) + 1 : 0;
+        if (g.y > 0 && at.loops > ahead) at.loops = ahead;
+        at.left = at.last = vec;
+        at.results = 1;
+        at.writes = x == 0 && y == 0;
+        at.full = at.loops;
+    } else {
+        at.part = blockIdx.x & (g.parts - 1);
+        const int column = ((block << g.x) + x) << log, room = (int)g.inner - column;
+        const int row = (int)at.part * (int)g.length + y, end = (int)(at.part + 1) * (int)g.length < axis ? (int)(at.part + 1) * (int)g.length : axis;
+        if (o > 0) return at;
+        at.left = at.last = at.results = room < 0 ? 0 : room < vec ? room : vec;
+        at.loops = room > 0 && row < end ? (end - row - 1 >> g.y) + 1 : 0;
+        at.row = row;
+        at.column = at.result = column;
+        at.step = p.row << g.y;
+        at.start = row * p.row + column;
+        at.writes = y == 0 && at.part == 0;
+        at.full = room < vec ? 0 : at.loops;
+    }
+    at.counted = at.loops;
+    return at;
+}
+template <int vec, int ahead = 0> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
+{
+    if (g.brief) return kfi_reduce_brief<vec, ahead>(g, p);
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
     // Each launch goes the other way than the one before it: what that has read last is in the L2 cache.
-    const unsigned block = g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const unsigned block = (g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x) >> g.cluster;
     const unsigned rest = g.flat ? block : block / g.tiles, tile = g.flat ? 0 : block - rest * g.tiles;
-    const unsigned outer = g.parts == 1 ? rest : rest / g.parts;
+    const unsigned outer = g.parts == 1 || g.cluster > 0 ? rest : rest / g.parts;
     kfi_reduce_at at = {};
-    at.part = rest - outer * g.parts;
+    at.part = g.cluster > 0 ? blockIdx.x & (g.parts - 1) : rest - outer * g.parts;
     const kf_i64 o = (kf_i64)outer * ((int)blockDim.x >> (g.x + g.y)) + (t >> (g.x + g.y));
     const kf_i64 begin = (kf_i64)at.part * g.length, end = begin + g.length < g.axis ? begin + g.length : g.axis;
     if (o >= g.outer) return at;
@@ -64,9 +88,9 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
         at.step = vec << g.x;
         at.loops = first < end ? (int)(end - first - 1 >> (g.x + log)) + 1 : 0;
         at.column = first;
-        at.start = o * p.outer + first;
         at.left = vec;
         at.last = at.loops > 0 && end - first - (at.loops - 1) * at.step < vec ? (int)(end - first - (at.loops - 1) * at.step) : vec;
+        at.start = o * p.outer + at.column;
         at.result = o;
         at.results = 1;
         at.writes = x == 0;
@@ -80,7 +104,7 @@ template <int vec> KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g
         at.column = column;
         at.result = o * g.inner + column;
         at.results = at.left;
-        at.writes = y == 0;
+        at.writes = y == 0 && (g.cluster == 0 || at.part == 0);
     }
     at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
     at.counted = g.flat ? at.full : at.loops; // columns are added up each by itself: what is behind the last one is not stored
@@ -131,219 +155,162 @@ template <int size, int vec> KFI_DEVICE void kfi_reduce_values(void *to, const v
     }
 }
 
-#define KFI_REDUCE_WORDS(type) \
-    template <int vec> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec]) \
-    { \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]); \
-    } \
-    /* Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of 2-byte vectors. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g) \
-    { \
-        if (g.flat) \
-            _Pragma("unroll") for (int by = vec / 2; by > 0; by /= 2) \
-                _Pragma("unroll") for (int e = 0; e < by; ++e) more[e] = kfi_join(word, more[e], more[e + by]); \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-            if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]); \
-    } \
-    /* What the threads have that share a result: all of them get it. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g) \
-    { \
-        __shared__ type buffer[KFI_REDUCE_THREADS / 32][32][vec]; \
-        const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; \
-        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by)); \
-        if (high > 5) { \
-            const int warps = 1 << (high - 5); \
-            __syncthreads(); \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e == 0 || !g.flat) buffer[warp][lane][e] = v[e]; \
-            __syncthreads(); \
-            for (int w = 0; w < warps; ++w) \
-                _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                    if (e == 0 || !g.flat) v[e] = w == 0 ? buffer[warp & ~(warps - 1)][lane][e] : kfi_join(word, v[e], buffer[(warp & ~(warps - 1)) + w][lane][e]); \
-        } \
-        if (g.flat) \
-            _Pragma("unroll") for (int e = 1; e < vec; ++e) v[e] = v[0]; \
-    } \
-    /* Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for that. */ \
-    template <int vec> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start; \
-        for (int i = 0; i < at.loops; ++i) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]); \
-    } \
-    template <int vec> KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        if (at.writes) \
-            _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-                if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e]; \
-    } \
-    template <int vec> KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at) \
-    { \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) v[e] = 0; \
-        _Pragma("unroll") for (int e = 0; e < vec; ++e) \
-            if (g.flat ? at.results > 0 : e < at.results) v[e] = ((const type *)g.done)[row * g.results + at.result + (g.flat ? 0 : e)]; \
+// At first in a kernel: the blocks of a cluster have begun.
+KFI_DEVICE void kfi_reduce_begun(const kfi_reduce &g)
+{
+#if KFI_CLUSTERS
+    if (!g.flat && g.cluster > 0) kfi_cluster_arrive();
+#endif
+}
+#if KFI_CLUSTERS
+#ifdef KFI_PTX
+KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v)
+{
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "f"(v) : "memory");
+}
+KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v)
+{
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "d"(v) : "memory");
+}
+#else
+KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v) { *kf_emu_remote(slot, (unsigned)rank) = v; }
+#endif
+// What the blocks of a cluster have, joined in their order: all of them get it. slots: shared memory for that. more: whether it is not the last time.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_across(int word, type (&v)[vec], type *slots, const kfi_reduce &g, bool more)
+{
+    const int x = (int)threadIdx.x & ((1 << g.x) - 1), y = (int)threadIdx.x >> g.x, size = vec << g.x;
+    const int rank = (int)(blockIdx.x & (g.parts - 1));
+    kfi_cluster_wait(); // the others have begun, and have read what they were sent before
+    if (y < 1 << g.cluster)
+#pragma unroll
+        for (int e = 0; e < vec; ++e) kfi_reduce_send(slots + rank * size + x * vec + e, y, v[e]);
+    kfi_cluster_arrive();
+    kfi_cluster_wait();
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = slots[x * vec + e];
+    for (int r = 1; r < 1 << g.cluster; ++r)
+#pragma unroll
+        for (int e = 0; e < vec; ++e) v[e] = kfi_join(word, v[e], slots[r * size + x * vec + e]);
+    if (more) kfi_cluster_arrive();
+}
+#endif
+
+template <int vec, class type> KFI_DEVICE void kfi_reduce_clear(int word, type (&v)[vec])
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]);
+}
+// Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of 2-byte vectors.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g)
+{
+    if (g.flat)
+#pragma unroll
+        for (int by = vec / 2; by > 0; by /= 2)
+#pragma unroll
+            for (int e = 0; e < by; ++e) more[e] = kfi_join(word, more[e], more[e + by]);
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]);
+}
+// Columns that several warps have: threads of a warp join them two by two and share them out as they go, then a thread joins a column of all warps.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const kfi_reduce &g)
+{
+    const int warps = 1 << (g.x + g.y - 5), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, own = warp & (warps - 1), width = vec << g.x;
+    const int column = (lane & ((1 << g.x) - 1)) * vec;
+    int first = column, left = vec;
+    bool writes = true;
+    type *const of_group = buffer + (warp - own) * 32 * vec;
+#pragma unroll
+    for (int j = 0; j < 5; ++j) {
+        const int half = vec >> (j + 1), by = 16 >> j;
+        const bool upper = (lane & by) != 0;
+        if (!(by >> g.x)) break;
+        if (half == 0) { // one column is left, which both have
+            v[0] = kfi_join(word, v[0], __shfl_xor_sync(0xffffffffu, v[0], by));
+            writes = writes && !upper;
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < half; ++e) {
+            const type given = upper ? v[e] : v[e + half], kept = upper ? v[e + half] : v[e];
+            v[e] = kfi_join(word, kept, __shfl_xor_sync(0xffffffffu, given, by));
+        }
+        first += upper ? half : 0;
+        left = half;
     }
-KFI_REDUCE_WORDS(float)
-KFI_REDUCE_WORDS(double)
-#endif
-
-#ifdef KFI_HOST_PASS
-struct kfi_reducing {
-    kfi_name name;
-    kfi_arguments arguments;
-    const void *const *kernels; // {whole, single}, {flat}
-    int passes, vec, acc_size;
-    int most, all; // reductions of a pass at most, and of all
-    bool bwd;
-    bool refuses; // an axis without elements
-    bool again;   // a tensor is read by several sweeps
-    int longest;  // vectors of a thread at most, where the order in which an axis is gone over makes no difference; else 0
-    bool flat;    // whether there is a kernel for axes of aligned vectors alone
-};
-#ifndef KFI_REDUCE_LEAST // fewer where an emulation is to reach every kernel by short tensors
-#define KFI_REDUCE_LEAST 8  // vectors of a thread in a part at least
-#define KFI_REDUCE_WHOLE 64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes longer than they save
-#endif
-#ifndef KFI_REDUCE_TILE // set for tuning alone
-#define KFI_REDUCE_TILE 3  // threads along inner, as a power of two: so few that there are blocks for all SMs without parts
-#define KFI_REDUCE_AHEAD 8 // vectors that a thread shall have: as many as are on their way at a time (ReduceKernel.ahead)
-#ifndef KFI_REDUCE_EACH
-#define KFI_REDUCE_EACH 4  // where nothing is reduced
-#endif
-#define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
-#define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
-#endif
-
-KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
-{
-    const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << x);
-    return tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (writes && e < left) of_group[own * width + first + e] = v[e];
+    __syncthreads();
+    for (int c = own * 32 + lane; c < width; c += warps * 32) {
+        type all = of_group[c];
+        for (int w = 1; w < warps; ++w) all = kfi_join(word, all, of_group[w * width + c]);
+        of_group[c] = all;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = of_group[column + e];
 }
-KF_FN int kfi_log_up(kf_i64 n, int most)
+// What the threads have that share a result, and the blocks of a cluster: all of them get it.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more)
 {
-    int log = 0;
-    while (log < most && ((kf_i64)1 << log) < n) ++log;
-    return log;
-}
-// By axis and inner alone. passes: of reductions; again: a later one, or what stores elements, reads what an earlier one has read.
-KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int passes)
-{
-    const int all = kfi_log_up(KFI_REDUCE_THREADS, 10);
-    kf_i64 parts = 1, unit = vec;
-    g->outer = outer;
-    g->axis = g->count = axis;
-    g->inner = inner;
-    g->results = outer * inner;
-    g->flat = inner == 1;
-    g->tiles = 1;
-    g->stage = KFI_REDUCE_ALL;
-    if (passes == 0) {
-        const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
-        g->x = kfi_log_up(inner == 1 ? kfi_ceil(vectors, KFI_REDUCE_EACH) : vectors, all);
-        g->y = inner == 1 ? 0 : kfi_log_up(kfi_ceil(axis, KFI_REDUCE_EACH), all - g->x);
-        if (inner > 1) g->tiles = kfi_reduce_tiles(vectors, g->x);
-        unit = inner == 1 ? (kf_i64)vec << g->x : (kf_i64)1 << g->y;
-        parts = kfi_ceil(axis, unit * KFI_REDUCE_EACH);
-    } else if (g->flat) {
-        // One warp where it is enough, or where the L1 cache has what it reads again; else a thread keeps its vectors.
-        const kf_i64 vectors = kfi_ceil(axis, vec);
-        g->x = kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD), vectors > (again ? 512 : 1024) ? all : 5);
-        g->y = 0;
-        if (vectors > KFI_REDUCE_THREADS * KFI_REDUCE_WHOLE) parts = kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
-        unit = (kf_i64)KFI_REDUCE_THREADS * vec;
+    type *const buffer = (type *)kfi_dynamic(); // of a warp 32 values, or vectors
+    const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (g.flat && g.y > 0) { // the chunks of an axis, in the order in which one warp would come to them
+        const int first = warp >> g.y << g.y;
+        __syncthreads();
+        buffer[warp * 32 + lane] = v[0];
+        __syncthreads();
+        v[0] = buffer[first * 32 + lane];
+        for (int w = 1; w < 1 << g.y; ++w) v[0] = kfi_join(word, v[0], buffer[(first + w) * 32 + lane]);
+    }
+    if (!g.flat && high > 5) {
+        kfi_reduce_columns(word, v, buffer, g);
     } else {
-        const kf_i64 vectors = kfi_ceil(inner, vec);
-        g->x = kfi_log_up(vectors, KFI_REDUCE_TILE);
-        g->y = kfi_log_up(kfi_ceil(axis, KFI_REDUCE_AHEAD), all - g->x);
-        const kf_i64 tiles = g->tiles = kfi_reduce_tiles(vectors, g->x);
-        unit = (kf_i64)1 << g->y;
-        if (axis > unit * KFI_REDUCE_WHOLE) parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1, kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
+        for (int by = (high < 5 ? 1 << high : 32) >> 1; by >> low; by >>= 1)
+#pragma unroll
+            for (int e = 0; e < vec; ++e)
+                if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], __shfl_xor_sync(0xffffffffu, v[e], by));
     }
-    g->length = kfi_ceil(kfi_ceil(axis, parts), unit) * unit;
-    g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
-    if (g->parts == 1) g->length = axis;
-}
-// Fewer threads an axis than that, where there are axes enough to fill the device: what the threads of one find together costs less.
-KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
-{
-    const kf_i64 vectors = kfi_ceil(g->axis, vec);
-    while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) && g->outer >= KFI_REDUCE_FULL >> (g->x - 1)) --g->x;
-    if (!longest || g->parts == 1) return;
-    // And no more parts than there are blocks at a time: each ends with a join.
-    const kf_i64 of_part = kfi_ceil(g->outer, KFI_REDUCE_THREADS >> (g->x + g->y)) * g->tiles, unit = g->flat ? (kf_i64)KFI_REDUCE_THREADS * vec : (kf_i64)1 << g->y;
-    const kf_i64 parts = kfi_clamp(KFI_REDUCE_FEW / of_part, 2, g->parts);
-    g->length = kfi_ceil(kfi_ceil(g->axis, parts), unit) * unit;
-    g->parts = (unsigned)kfi_ceil(g->axis, g->length);
-}
-KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec, bool again, int most, int all, int acc_size)
-{
-    if (!kfi_fits(outer, axis, inner)) return 0;
-    kfi_reduce g;
-    kfi_reduce_plan(&g, outer, axis, inner, vec, again, 1);
-    return g.parts > 1 ? kfi_workspace((size_t)g.results * ((size_t)most * g.parts + (size_t)all) * (size_t)acc_size) : 0;
-}
-KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g, bool whole, void **args, cudaStream_t stream)
-{
-    // Threads that share no result are others' places.
-    const int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
-    const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
-    if (blocks > 2147483647.0)
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld results needs more blocks than a launch may have", (long long)g.outer,
-                        (long long)g.inner);
-    return kfi_launch(&m.name, m.kernels[!whole ? 1 : m.flat && g.flat ? 2 : 0], dim3((unsigned)blocks), (unsigned)threads, args, stream);
-}
-
-// args: the kernel's, of which g and those of pitches are some.
-KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner, const kfi_strides &strides, kfi_pitch *pitches,
-                                 kfi_reduce *g, void **args, void *workspace, size_t workspace_bytes, cudaStream_t stream)
-{
-    const kf_i64 sizes[] = {outer, axis, inner};
-    kf_result_t result = kfi_check_sizes(&m.name, "outer axis inner", sizes, 3);
-    kfi_operands operands;
-    const kfi_levels levels = kfi_make_axis(outer, axis, inner);
-    if (result == KF_SUCCESS) result = kfi_check_axis(&m.name, &m.arguments, &strides, &levels, inner == 1, &operands);
-    if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
-    if (axis == 0 && m.refuses) return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis", "is 0, expected 1 or more: the result has no value of no elements");
-    const kfi_shape shape = {outer * inner, 0, axis, 0, nullptr};
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
-    if (result != KF_SUCCESS || !operands.wanted) return result;
-    kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
-    kfi_reduce_lengthen(g, m.vec, m.longest);
-    const kfi_reduce plan = *g;
-    const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again, m.most, m.all, m.acc_size) : 0;
-    result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
-    if (result != KF_SUCCESS) return result;
-    for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
-    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0;
-    g->partial = workspace;
-    g->done = needed ? (char *)workspace + (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size : nullptr;
-    for (int pass = 0; needed && pass < m.passes; ++pass) {
-        g->stage = 2 * pass;
-        result = kfi_reduce_launch(m, *g, whole, args, stream);
-        if (result != KF_SUCCESS) return result;
-        // The order in which parts are joined depends on how many they are, not on how many results there are.
-        const kfi_reduce own = *g;
-        g->outer = 1;
-        g->axis = g->length = plan.parts;
-        g->inner = plan.results;
-        g->flat = 0;
-        g->y = kfi_log_up(kfi_ceil(plan.parts, 4), kfi_log_up(KFI_REDUCE_THREADS, 10));
-        g->x = (int)kfi_clamp(kfi_log_up(KFI_REDUCE_THREADS, 10) - g->y, 0, 5);
-        g->tiles = (unsigned)kfi_ceil(kfi_ceil(plan.results, m.vec), (kf_i64)1 << g->x);
-        g->parts = 1;
-        g->stage = 2 * pass + 1;
-        for (int i = 0; i < operands.count; ++i) pitches[i].row = plan.results; // what it reads is dense, and one outer
-        result = kfi_reduce_launch(m, *g, false, args, stream);
-        *g = own;
-        for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
-        if (result != KF_SUCCESS) return result;
+    if (g.flat && high > 5) {
+        const int warps = 1 << (high - 5), first = warp & ~(warps - 1);
+        __syncthreads();
+        buffer[warp * 32 + lane] = v[0];
+        __syncthreads();
+        for (int w = 0; w < warps; ++w) v[0] = w == 0 ? buffer[first * 32 + lane] : kfi_join(word, v[0], buffer[(first + w) * 32 + lane]);
     }
-    if (needed && !m.bwd) return KF_SUCCESS; // the last that joined parts has written the results
-    g->stage = needed ? 2 * m.passes : KFI_REDUCE_ALL;
-    return kfi_reduce_launch(m, *g, whole, args, stream);
+#if KFI_CLUSTERS
+    if (!g.flat && g.cluster > 0) kfi_reduce_across(word, v, buffer + blockDim.x * vec, g, more);
+#endif
+    if (g.flat)
+#pragma unroll
+        for (int e = 1; e < vec; ++e) v[e] = v[0];
+}
+// Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for that.
+template <int vec, class type> KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+    const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start;
+    for (int i = 0; i < at.loops; ++i)
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]);
+}
+template <int vec, class type> KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+    if (at.writes)
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e];
+}
+template <int vec, class type> KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g, const kfi_reduce_at &at)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) v[e] = 0;
+#pragma unroll
+    for (int e = 0; e < vec; ++e)
+        if (g.flat ? at.results > 0 : e < at.results) v[e] = ((const type *)g.done)[row * g.results + at.result + (g.flat ? 0 : e)];
 }
 #endif
 
