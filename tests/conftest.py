@@ -22,6 +22,8 @@ SKIPPED = set()  # files of tests that skip themselves
 
 def pytest_configure(config):
     config.files_skipped = SKIPPED
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()  # where the workers are started no test is collected
     if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
         config.pluginmanager.register(promises.Recorder())
     if not config.option.collectonly:

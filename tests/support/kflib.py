@@ -160,9 +160,9 @@ def _workspace_wrapper(f, backend):
     return f"size_t kft_{name}({parameters})\n{{\n    return {name}({', '.join(f['sizes'])});\n}}\n"
 
 
-def sources(backend, functions):
-    """{file name: text}, one file per header, or per header and dtypes where that is many functions, so that they compile in parallel.
-    Those for a host's compiler have several ops of a family in a file. emu: CUDA's headers through g++."""
+def sources(backend, functions, few=0):
+    """{file name: text}, one file per header, or per header and dtypes where that is many functions, so that they compile in parallel; of several
+    ops of a family where one has not so many functions as `few`. emu: CUDA's headers through g++."""
     of_header = collections.Counter(f["header"] for f in functions)
     groups = {}
     for f in functions:
@@ -176,8 +176,8 @@ def sources(backend, functions):
         text += [link + w for w in dict.fromkeys(_workspace_wrapper(f, backend) for f in members if f["workspace"])]
         folder = pathlib.Path(op).parent.name
         name = f"{'any_' if folder == 'any' else ''}{pathlib.Path(op).name}_{dtypes}.{ext}"
-        open_, there = last.get(members[0]["family"], ("", FEW))
-        name, there = (open_, there) if backend != "cuda" and there < FEW else (name, 0)
+        open_, there = last.get(members[0]["family"], ("", few))
+        name, there = (open_, there) if there < few else (name, 0)
         last[members[0]["family"]] = name, there + len(members)
         files[name] = files.get(name, "") + "\n".join(text)
     details = 'extern "C" const char *kft_detail(void);\n' if link else ""
@@ -297,7 +297,7 @@ def library(backend, functions, build_dir, flags=None, jobs=None, include=None, 
     with locked(build_dir):  # test workers ask for the same library at the same time
         command = [compiler, *flags, *fpic]
         command += precompiled(command, first, include) if first else []
-        made = objects(command, sources(backend, functions) | (extra or {}), include, jobs)
+        made = objects(command, sources(backend, functions, 0 if compiler == "nvcc" else FEW) | (extra or {}), include, jobs)
         command = [compiler, "-shared", *openmp, *sanitizer, *link, *map(str, [*made, *objects_])]
         library = build_dir / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
         if not library.exists():
