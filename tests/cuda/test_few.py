@@ -23,7 +23,8 @@ AXES = [(96, 1), (1030, 1), (4096, 1), (5000, 1), (8192, 1), (16384, 1), (64, 51
 
 @pytest.fixture(scope="session")
 def lib():
-    return kflib.build("cuda", SUMMED + REDUCED, BUILD / "cuda", numeric.BUILDS["cuda"]["default"])
+    """With clusters that join an axis' parts, which are off by default."""
+    return kflib.build("cuda", SUMMED + REDUCED, BUILD / "cuda", (*numeric.BUILDS["cuda"]["default"], "-DKFI_REDUCE_CLUSTER=3"))
 
 
 @pytest.fixture(scope="session")
