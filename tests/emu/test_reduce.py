@@ -189,19 +189,6 @@ SPREAD_FAULTS = {
 }
 
 
-def test_every_fault_of_few_axes_has_its_place(include, tmp_path):
-    for place in SPREAD_FAULTS.values():
-        faults.plant(include, tmp_path, *place)
-
-
-@pytest.mark.parametrize("what", faults.some(SPREAD_FAULTS))
-def test_seeded_fault_of_few_axes(include, tmp_path, what):
-    functions = faults.named(("kf_sum_f32",), "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *SPREAD_FAULTS[what]))
-    with pytest.raises(checks.Failure):
-        check_few(broken, functions[0])
-
-
 def check_few(lib, f):
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu)
@@ -252,14 +239,18 @@ GATHER_FAULTS = {
 }
 
 
-def test_every_fault_of_clusters_has_its_place(include, tmp_path):
-    for place in GATHER_FAULTS.values():
+SEEDED = {what: (check, *place) for check, found in ((check_few, SPREAD_FAULTS), (check_gathered, GATHER_FAULTS)) for what, place in found.items()}
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    for _, *place in SEEDED.values():
         faults.plant(include, tmp_path, *place)
 
 
-@pytest.mark.parametrize("what", faults.some(GATHER_FAULTS))
-def test_seeded_fault_of_clusters(include, tmp_path, what):
+@pytest.mark.parametrize("what", faults.some(SEEDED))
+def test_seeded_fault(include, tmp_path, what):
+    check, *place = SEEDED[what]
     functions = faults.named(("kf_sum_f32",), "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *GATHER_FAULTS[what]))
+    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *place))
     with pytest.raises(checks.Failure):
-        check_gathered(broken, functions[0])
+        check(broken, functions[0])
