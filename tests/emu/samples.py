@@ -2,6 +2,7 @@
 """Which functions run under which sanitizer, on which shapes, from the manifest."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
@@ -33,7 +34,9 @@ class Sample:
     runs: tuple = emulator.RUNS
 
     def cases(self, f):
-        return cases.runs(f) if cases.LEVEL > 1 else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
+        """Few, but all of them at level 2 for one function of each schedule, at level 3 for every one."""
+        whole = cases.LEVEL > 2 or cases.LEVEL > 1 and f["name"] in of_schedules(self.takes)
+        return cases.runs(f) if whole else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
     def orders(self, i):
         """Those of the case of this number: at level 1 one, with one vector a thread and with several by turns."""
@@ -54,6 +57,13 @@ def one_dtype_per_schedule(f):
 def one_dtype_per_size(f):
     """Their vectors are of 2, 4 and 8 bytes: the accesses of f16 are bf16's."""
     return of_each_kernel(f) and cases.of_own_accesses(f)
+
+
+@functools.cache
+def of_schedules(takes):
+    """One function of each schedule and dtype of those that a sample takes."""
+    found = selection.cover(lambda f: [(selection.schedule(f), f["dtypes"][0])], [f for f in MANIFEST if takes(f)])
+    return {f["name"] for f in found}
 
 
 SAMPLES = {

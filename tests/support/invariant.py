@@ -38,7 +38,7 @@ def results(lib, memory, f, whole, rows, shift):
 def check(f, ways, cols=24, depth=1032, several=ROWS):
     """cols, depth: of the product that makes rows of a forward, or of a gradient.
     ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first)]. Rows have the same bits in all of them; of
-    floats in each, as long as alignment allows the same kernels: a left factor across its depth has lines of as many elements as there are rows."""
+    floats in each, as long as alignment allows the same kernels: the leading dimension of a left factor across its depth is the number of rows."""
     first = {}
     floats = f["dtypes"][0] in ("f32", "tf32")
     if floats and f["form"][0] == "t" and not f["bwd"]:
