@@ -9,7 +9,7 @@
 #define KFI_REDUCE_THREADS 256
 #endif
 #ifndef KFI_REDUCE_CLUSTER // 3 in the emulation
-#define KFI_REDUCE_CLUSTER 0 // blocks at most, as a power of two, of a cluster that joins an axis' parts. 0: none, until a GPU has timed it
+#define KFI_REDUCE_CLUSTER 0 // blocks at most, as a power of two, of a cluster that joins an axis' parts. 0: none, since sums are slower (bench/NOTES.md)
 #endif
 #define KFI_REDUCE_ALL -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass + 1, joins the parts
 
