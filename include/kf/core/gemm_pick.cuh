@@ -46,8 +46,8 @@ KF_FN kf_i64 kfi_gemm_units(const kfi_gemm_choice &c, kf_i64 tiles, kf_i64 matri
 #define KFI_GEMM_SLICE 64 // of a depth, that a split has a multiple of: stages of every tile, and so the same sums
 KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_sizes &s)
 {
-    const int small = s.bytes == 2 ? KFI_TILE_SMALL : KFI_TILE_LEAST;
-    const int tile = !s.grows || s.bytes == 8 ? small : s.bytes == 2 ? KFI_TILE_MIDDLE : KFI_TILE_WIDE, stage = kfi_tile_depth(tile);
+    const int lesser = s.bytes == 2 ? KFI_TILE_SMALL : KFI_TILE_LEAST;
+    const int tile = !s.grows || s.bytes == 8 ? lesser : s.bytes == 2 ? KFI_TILE_MIDDLE : KFI_TILE_WIDE, stage = kfi_tile_depth(tile);
     choice->splits = 1;
     choice->slice = s.depth;
     if (!s.grows && s.rows > KFI_GEMM_CLASS) return;

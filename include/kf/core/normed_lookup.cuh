@@ -45,7 +45,7 @@ struct kfi_gathered_sums {
 
 #ifdef KFI_DEVICE_PASS
 // Sums over the threads of a row, the same in all of them: over each warp, then over the warps in their order. All of a block call it.
-template <int n, class T> KFI_DEVICE void kfi_gather_reduce(T *v, T *room, unsigned across)
+template <int n, class R> KFI_DEVICE void kfi_gather_reduce(R *v, R *room, unsigned across)
 {
 #pragma unroll
     for (int i = 0; i < n; ++i)
@@ -63,10 +63,10 @@ template <int n, class T> KFI_DEVICE void kfi_gather_reduce(T *v, T *room, unsig
     }
 }
 // Adds rows of [row][cols], from place `begin` to `end` - 1 of ids, in their order. ids NULL: rows are their own places.
-template <int vec, class T> KFI_DEVICE void kfi_gather_add(T *sum, const T *from, const kf_i64 *ids, kf_i64 begin, kf_i64 end, kf_i64 cols)
+template <int vec, class R> KFI_DEVICE void kfi_gather_add(R *sum, const R *from, const kf_i64 *ids, kf_i64 begin, kf_i64 end, kf_i64 cols)
 {
     for (kf_i64 i = begin; i < end; i += KFI_RUN_AHEAD) {
-        alignas(16) T v[KFI_RUN_AHEAD][vec];
+        alignas(16) R v[KFI_RUN_AHEAD][vec];
 #pragma unroll
         for (int u = 0; u < KFI_RUN_AHEAD; ++u)
             if (i + u < end) kfi_copy<(int)sizeof v[0]>(v[u], from + (ids ? ids[i + u] : i + u) * cols);

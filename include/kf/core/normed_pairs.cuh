@@ -27,7 +27,7 @@ struct kfi_heads {
 
 #ifdef KFI_DEVICE_PASS
 // The sum over the threads of a head, the same in all of them.
-template <class T> KFI_DEVICE T kfi_head_sum(T v, unsigned across)
+template <class R> KFI_DEVICE R kfi_head_sum(R v, unsigned across)
 {
     for (unsigned by = across / 2; by > 0; by /= 2) v += __shfl_xor_sync(0xffffffffu, v, (int)by);
     return v;

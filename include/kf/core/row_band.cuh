@@ -11,7 +11,7 @@
 // Channels that a vector may touch.
 template <int form, int vec> KFI_DEVICE constexpr int kfi_band_slots() { return form == KFI_BAND_ONE ? 1 : form == KFI_BAND_TWO ? 2 : vec; }
 // Which of them element e is of: from `split` on the second one's.
-template <int form, class T> KFI_DEVICE T kfi_band_of(const T *v, int e, int split)
+template <int form, class R> KFI_DEVICE R kfi_band_of(const R *v, int e, int split)
 {
     return form == KFI_BAND_TWO ? (e < split ? v[0] : v[form == KFI_BAND_TWO]) : v[form == KFI_BAND_EACH ? e : 0];
 }
@@ -133,7 +133,7 @@ KFI_DEVICE void kfi_band_store(void *dst, const void *src, const kfi_bands &g, c
 }
 
 // What a thread's elements are joined to, channel by channel.
-template <int word, int form, int vec, class T> KFI_DEVICE void kfi_band_fold(T *to, const T *from, int split)
+template <int word, int form, int vec, class R> KFI_DEVICE void kfi_band_fold(R *to, const R *from, int split)
 {
     constexpr int slots = kfi_band_slots<form, vec>();
 #pragma unroll
@@ -228,15 +228,15 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
         constexpr int slots = kfi_band_slots<form, vec>();                                                                                           \
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32, all = (int)blockDim.x * slots;            \
         if (form == KFI_BAND_ONE) {                                                                                                                  \
-            type S = kfi_band_team<KFI_SUM>(sum[0], 32), N = kfi_band_team<KFI_SUM>(number[0], 32);                                                 \
-            type Q = kfi_band_team<KFI_SUM>(square[0] + kfi_band_apart(number[0], sum[0], N > 0 ? S / N : (type)0), 32);                            \
-            if (lane == 0) buffer[warp] = S, buffer[32 + warp] = Q, buffer[64 + warp] = N;                                                            \
+            type S = kfi_band_team<KFI_SUM>(sum[0], 32), W = kfi_band_team<KFI_SUM>(number[0], 32);                                                 \
+            type Q = kfi_band_team<KFI_SUM>(square[0] + kfi_band_apart(number[0], sum[0], W > 0 ? S / W : (type)0), 32);                            \
+            if (lane == 0) buffer[warp] = S, buffer[32 + warp] = Q, buffer[64 + warp] = W;                                                            \
             __syncthreads();                                                                                                                          \
             const type s = lane < warps ? buffer[lane] : (type)0, q = lane < warps ? buffer[32 + lane] : (type)0;                                     \
             const type n = lane < warps ? buffer[64 + lane] : (type)0;                                                                                \
-            S = kfi_band_team<KFI_SUM>(s, 32), N = kfi_band_team<KFI_SUM>(n, 32);                                                                   \
-            Q = kfi_band_team<KFI_SUM>(q + kfi_band_apart(n, s, N > 0 ? S / N : (type)0), 32);                                                      \
-            if (threadIdx.x == 0) totals[0] = S, totals[1] = Q, totals[2] = N;                                                                        \
+            S = kfi_band_team<KFI_SUM>(s, 32), W = kfi_band_team<KFI_SUM>(n, 32);                                                                   \
+            Q = kfi_band_team<KFI_SUM>(q + kfi_band_apart(n, s, W > 0 ? S / W : (type)0), 32);                                                      \
+            if (threadIdx.x == 0) totals[0] = S, totals[1] = Q, totals[2] = W;                                                                        \
         } else {                                                                                                                                      \
             _Pragma("unroll") for (int s = 0; s < slots; ++s)                                                                                         \
             {                                                                                                                                         \
@@ -246,22 +246,22 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
             __syncthreads();                                                                                                                          \
             const int teams = (int)blockDim.x / g.team, mine = (int)threadIdx.x / g.team;                                                             \
             for (int turn = 0; turn < at.segs; turn += teams) {                                                                                       \
-                type S = 0, N = 0, Q = 0;                                                                                                             \
+                type S = 0, W = 0, Q = 0;                                                                                                             \
                 const int k = turn + mine, from = (int)threadIdx.x % g.team;                                                                          \
                 if (k < at.segs)                                                                                                                      \
                     for (kfi_band_cursor w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
                         const int i = kfi_band_index<form, vec>(g, w);                                                                               \
-                        S += buffer[i], N += buffer[2 * all + i];                                                                                     \
+                        S += buffer[i], W += buffer[2 * all + i];                                                                                     \
                     }                                                                                                                                 \
-                S = kfi_band_team<KFI_SUM>(S, g.team), N = kfi_band_team<KFI_SUM>(N, g.team);                                                       \
-                const type mean = N > 0 ? S / N : (type)0;                                                                                            \
+                S = kfi_band_team<KFI_SUM>(S, g.team), W = kfi_band_team<KFI_SUM>(W, g.team);                                                       \
+                const type mean = W > 0 ? S / W : (type)0;                                                                                            \
                 if (k < at.segs)                                                                                                                      \
                     for (kfi_band_cursor w = kfi_band_begin<form, vec>(g, k, from); w.row < g.rows; kfi_band_next(&w)) {                             \
                         const int i = kfi_band_index<form, vec>(g, w);                                                                               \
                         Q += buffer[all + i] + kfi_band_apart(buffer[2 * all + i], buffer[i], mean);                                                 \
                     }                                                                                                                                 \
                 Q = kfi_band_team<KFI_SUM>(Q, g.team);                                                                                               \
-                if (k < at.segs && from == 0) totals[k] = S, totals[g.segs + k] = Q, totals[2 * g.segs + k] = N;                                      \
+                if (k < at.segs && from == 0) totals[k] = S, totals[g.segs + k] = Q, totals[2 * g.segs + k] = W;                                      \
             }                                                                                                                                         \
         }                                                                                                                                             \
         __syncthreads();                                                                                                                              \
@@ -278,32 +278,32 @@ template <int form, int vec> KFI_DEVICE int kfi_band_index(const kfi_bands &g, c
     KFI_DEVICE void kfi_band_total_moments(type *sum, type *square, const type *partial, kf_i64 channel, const kfi_bands &g)                        \
     {                                                                                                                                                 \
         const kf_i64 apart = g.channels * g.parts;                                                                            \
-        const type *const S = partial + channel * g.parts, *const Q = S + apart, *const N = Q + apart;                                                    \
+        const type *const S = partial + channel * g.parts, *const Q = S + apart, *const W = Q + apart;                                                    \
         *sum = kfi_band_total<KFI_SUM>(partial, 0, channel, g);                                                                                      \
         const type mean = *sum / kfi_band_total<KFI_SUM>(partial, 2, channel, g);                                                                    \
         type own = 0;                                                                                                                                 \
         _Pragma("unroll 4") for (kf_i64 i = (int)threadIdx.x % 32; i < g.parts; i += 32) own +=                                                       \
-            Q[i] + kfi_band_apart(N[i], S[i], mean);                                                                                                 \
+            Q[i] + kfi_band_apart(W[i], S[i], mean);                                                                                                 \
         *square = kfi_band_team<KFI_SUM>(own, 32);                                                                                                   \
     }
 KFI_BAND_REDUCE(float)
 KFI_BAND_REDUCE(double)
 // Of a block's totals, the first `count` of its values, to their places among the band's parts.
-template <class T, class Thread> KFI_DEVICE void kfi_band_leave(const T *totals, int count, const kfi_bands &g, const Thread &at)
+template <class R, class Thread> KFI_DEVICE void kfi_band_leave(const R *totals, int count, const kfi_bands &g, const Thread &at)
 {
     for (int v = 0; v < count; ++v)
         for (int k = (int)threadIdx.x; k < at.segs; k += (int)blockDim.x)
-            ((T *)g.partial)[(v * g.channels + at.channel + k) * g.parts + at.part] = totals[v * g.segs + k];
+            ((R *)g.partial)[(v * g.channels + at.channel + k) * g.parts + at.part] = totals[v * g.segs + k];
 }
 
 // Sums of a thread's values of a channel, and of their distances from one of them, `from`: without that the squares would cancel.
-template <int form, int vec, class T> struct kfi_band_gathered {
-    T from[kfi_band_slots<form, vec>()];
-    T sum[form == KFI_BAND_ONE ? 2 : vec], apart[form == KFI_BAND_ONE ? 2 : vec], square[form == KFI_BAND_ONE ? 2 : vec]; // of one: two chains
+template <int form, int vec, class R> struct kfi_band_gathered {
+    R from[kfi_band_slots<form, vec>()];
+    R sum[form == KFI_BAND_ONE ? 2 : vec], apart[form == KFI_BAND_ONE ? 2 : vec], square[form == KFI_BAND_ONE ? 2 : vec]; // of one: two chains
     int number[kfi_band_slots<form, vec>()];
 };
-template <int form, int vec, class T>
-KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, int left, int split)
+template <int form, int vec, class R>
+KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, R> *m, const R *v, int left, int split)
 {
     constexpr int slots = kfi_band_slots<form, vec>();
 #pragma unroll
@@ -321,7 +321,7 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, 
     }
 #pragma unroll
     for (int e = 0; e < vec; ++e) {
-        const T d = v[e] - kfi_band_of<form>(m->from, e, split);
+        const R d = v[e] - kfi_band_of<form>(m->from, e, split);
         const int i = form == KFI_BAND_ONE ? e % 2 : e;
         if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
     }
@@ -330,10 +330,10 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, T> *m, const T *v, 
 template <int form> KFI_DEVICE constexpr int kfi_band_few() { return form == KFI_BAND_EACH ? 4 : 1; }
 // From here on from what is nearly the mean of what was gathered. Where the first value of a channel is far from the others, all of their squares
 // would be of that distance, and what is left of the sum of n of them once it is taken off would have n times their roundings.
-template <int form, int vec, class T> KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, T> *m, int split)
+template <int form, int vec, class R> KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, R> *m, int split)
 {
     constexpr int slots = kfi_band_slots<form, vec>(), chains = form == KFI_BAND_ONE ? 2 : vec;
-    T apart[slots], square[slots];
+    R apart[slots], square[slots];
     kfi_band_fold<KFI_SUM, form, chains>(apart, m->apart, split);
     kfi_band_fold<KFI_SUM, form, chains>(square, m->square, split);
 #pragma unroll
@@ -341,24 +341,24 @@ template <int form, int vec, class T> KFI_DEVICE void kfi_band_centre(kfi_band_g
 #pragma unroll
     for (int s = 0; s < slots; ++s) { // the sums go to one of the channel's chains
         const int i = form == KFI_BAND_EACH ? s : s == 0 ? 0 : chains - 1;
-        const T was = m->from[s], number = (T)m->number[s], share = m->number[s] > 0 ? (T)kfi_rcp_ftz((float)m->number[s]) : (T)0;
+        const R was = m->from[s], number = (R)m->number[s], share = m->number[s] > 0 ? (R)kfi_rcp_ftz((float)m->number[s]) : (R)0;
         m->from[s] = was + apart[s] * share;
-        const T by = m->from[s] - was, rest = apart[s] - number * by, left = square[s] - by * (apart[s] + rest);
-        if (m->number[s] > 0) m->apart[i] = rest, m->square[i] = left < 0 ? (T)0 : left;
+        const R by = m->from[s] - was, rest = apart[s] - number * by, left = square[s] - by * (apart[s] + rest);
+        if (m->number[s] > 0) m->apart[i] = rest, m->square[i] = left < 0 ? (R)0 : left;
     }
 }
-template <int form, int vec, class T, class Thread>
-KFI_DEVICE void kfi_band_settle(T *totals, const kfi_band_gathered<form, vec, T> &m, T *buffer, const kfi_bands &g, const Thread &at)
+template <int form, int vec, class R, class Thread>
+KFI_DEVICE void kfi_band_settle(R *totals, const kfi_band_gathered<form, vec, R> &m, R *buffer, const kfi_bands &g, const Thread &at)
 {
     constexpr int slots = kfi_band_slots<form, vec>();
-    T sum[slots], apart[slots], square[slots], number[slots];
+    R sum[slots], apart[slots], square[slots], number[slots];
     kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(sum, m.sum, at.split);
     kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(apart, m.apart, at.split);
     kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(square, m.square, at.split);
 #pragma unroll
     for (int s = 0; s < slots; ++s) {
-        number[s] = (T)m.number[s];
-        const T over = m.number[s] > 0 ? apart[s] / number[s] : (T)0;
+        number[s] = (R)m.number[s];
+        const R over = m.number[s] > 0 ? apart[s] / number[s] : (R)0;
         square[s] -= over * apart[s];
         if (square[s] < 0) square[s] = 0; // of values that are nearly equal
     }

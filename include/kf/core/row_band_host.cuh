@@ -104,9 +104,9 @@ KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
 {
     if (!kfi_all_fit(sizes, 3)) return false; // which is refused
     const kf_i64 channels = sizes[1], inner = sizes[2], cols = sizes[0] * inner;
-    const bool whole = inner % m.vec == 0, small = channels * cols <= KFI_BAND_SMALL;
+    const bool whole = inner % m.vec == 0, few_elements = channels * cols <= KFI_BAND_SMALL;
     const bool narrow = cols <= 128 && inner > 1 && inner < m.vec; // so many channels that blocks of a band do little
-    if (channels < KFI_BAND_CHANNELS || !(whole || small || narrow)) return false;
+    if (channels < KFI_BAND_CHANNELS || !(whole || few_elements || narrow)) return false;
     kfi_row_layout g;
     int threads;
     return kfi_make_row_layout(&g, channels, cols, m.vec, m.in_registers, m.holds, false, kfi_row_reach(), &threads) < m.holds;
