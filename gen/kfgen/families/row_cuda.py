@@ -82,6 +82,11 @@ class RowCuda(RowsCuda):
         """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
         return not self.k.sums and not self.transcendental and not stored(self.k.graph)
 
+    @property
+    def settles(self):
+        """Whether a row's values are hidden from the compiler once they are computed: beside a stored sum it divides again for each vector."""
+        return bool(stored(self.k.graph)) and not self.k.sums
+
     def _depth(self, vectors):
         return max(1, 8 // (len(self.k.loads) * vectors)) if self.k.loads else 1
 
@@ -203,7 +208,10 @@ class RowCuda(RowsCuda):
         warps = f"in_registers == 3 ? {least} : " if self.warps or self.thirds else ""
         found = [f"in_registers == {vectors} ? {max(alone, least)} : " for vectors, _, _, alone in self.in_registers[:-1]]
         # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
-        most = 2 if len(self.k.loads) > 1 else 1024 // self.in_registers[0][3] if self.k.row_loads else 0
+        # Weights all at once and dropout's words of eight elements: 80 registers.
+        at_once = 4 * self.vec * sum(s.dtype.size for s in self.k.row_loads) <= EARLY
+        room = 768 if self.k.keeps and self.vec == 8 and at_once else 1024
+        most = 2 if len(self.k.loads) > 1 else room // self.in_registers[0][3] if self.k.row_loads else 0
         asked = most and not self.k.sums and self.k.dtype.size < 8
         blocks = f", way < 2 && in_registers{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1" if asked else ""
         if self.warps:
