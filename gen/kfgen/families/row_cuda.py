@@ -83,7 +83,7 @@ class RowCuda(RowsCuda):
         return not self.k.sums and not self.transcendental and not stored(self.k.graph)
 
     @property
-    def settles(self):
+    def divides_once(self):
         """Whether a row's values are hidden from the compiler once they are computed: beside a stored sum it divides again for each vector."""
         return bool(stored(self.k.graph)) and not self.k.sums
 
