@@ -398,14 +398,18 @@ def test_altered_schedule(include, memory, tmp_path, what):
                 checks.run(lib, memory, f, sizes, values, shift=shift)
 
 
-def test_several_parts(memory):
+PARTS = cases.by_level(1, 6)  # several minutes in all, which nobody else should wait for
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_several_parts(memory, part):
     """Some faults above are only visible on large tensors: they are right without them."""
     def takes(f):
         return (f["scratch"] or f["family"] == "row") and f["dtypes"][0] in DTYPES and len(f["sizes"]) > 1 and f["family"] != "reduce"
 
     if cases.LEVEL > 1:
         functions = [f for f in kflib.manifest()["functions"]
-                     if (f["scratch"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES]
+                     if (f["scratch"] or f["family"] == "row") and f["activation"] in ("none", "relu") and f["dtypes"][0] in DTYPES][part::PARTS]
         lib = kflib.build("cpu", functions, BUILD / "cpu", FLAGS)
     else:
         functions, lib = [f for f in selection.of_schedules(("f32",)) if takes(f)], numeric.build_cpu("native", BUILD)

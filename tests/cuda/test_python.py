@@ -93,7 +93,10 @@ def test_streams_and_threads(kf):
     assert len(found) == 5 and all(torch.equal(f, want) for f in found)
 
 
-def test_compile(kf):
+@pytest.mark.parametrize("mode", ["decompose", "opaque"])
+def test_compile(kf, monkeypatch, mode):
+    monkeypatch.setattr(kf.config, "compile_ops", mode)
+    torch._dynamo.reset()
     compiled = torch.compile(lambda x, w: kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w), fullgraph=True)
     x, w = torch.randn(64, 256, device="cuda", requires_grad=True), torch.randn(256, device="cuda", requires_grad=True)
     got, want = compiled(x, w), kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w)

@@ -71,9 +71,13 @@ def functions(sample):
     return [f for f in MANIFEST if cases.LEVEL > 2 or SAMPLES[sample].takes(f)]
 
 
-def run(library, sample, names=()):
-    """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something."""
+def run(library, sample, names=(), first=False):
+    """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something: with
+    `first` at once, where a fault is planted that gives thousands of reports."""
     variant = SAMPLES[sample].variant
+    environment = {**os.environ, **emulator.sanitizer_environment(variant)}
+    if first:
+        environment["TSAN_OPTIONS"] += ":halt_on_error=1"
     command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, str(pathlib.Path(__file__).with_name("worker.py")),
                str(library), sample, *names]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env={**os.environ, **emulator.sanitizer_environment(variant)})
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)

@@ -176,8 +176,10 @@ def test_no_result_is_in_the_graph_twice(kf, monkeypatch, dtype):
 
 
 @pytest.mark.level(2)
-def test_inductor(kf):
-    """Forward and backward, fused by Inductor with what stands around."""
+@pytest.mark.parametrize("mode", ["decompose", "opaque"])
+def test_inductor(kf, monkeypatch, mode):
+    """Forward and backward, fused by Inductor with what stands around, where "auto" is "opaque" (before PyTorch 2.13) too."""
+    monkeypatch.setattr(kf.config, "compile_ops", mode)
     x, bias = torch.randn(40, 6, requires_grad=True), torch.randn(6, requires_grad=True)
 
     def call(x, bias):

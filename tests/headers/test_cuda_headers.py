@@ -38,10 +38,21 @@ def of_program(program):
 UNITS = 6  # of level 1, which has a kernel of every op and direction; NVRTC has one of every activation
 
 
+def units(program):
+    """A program in parts of no more than 18 functions, which are compiled beside each other: an op over rows takes minutes."""
+    functions = of_program(program)
+    parts = -(-len(functions) // 18)
+    return [functions[part::parts] for part in range(parts)]
+
+
+CHOSEN = cases.by_level({str(i): sample()[i::UNITS] for i in range(UNITS)},
+                        {f"{program}-{i}": unit for program in PROGRAMS for i, unit in enumerate(units(program))})
+
+
 @pytest.mark.parametrize("arch", [ALL_ON] if cases.LEVEL < 3 else ARCHITECTURES)
-@pytest.mark.parametrize("program", cases.by_level(range(UNITS), PROGRAMS))
-def test_every_kernel(program, arch, include, tmp_path):
-    cubin(include, tmp_path, sample()[program::UNITS] if cases.LEVEL == 1 else of_program(program), arch, *quick())
+@pytest.mark.parametrize("unit", CHOSEN)
+def test_every_kernel(unit, arch, include, tmp_path):
+    cubin(include, tmp_path, CHOSEN[unit], arch, *quick())
 
 
 def test_every_activation_is_compiled():
@@ -50,11 +61,15 @@ def test_every_activation_is_compiled():
     assert found == {(f["family"], f["activation"]) for f in FUNCTIONS}
 
 
+PARTS = cases.by_level(1, 4)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("arch", cases.by_level(["sm_90a", "sm_120"], [a for a in ARCHITECTURES if a != ALL_ON]))
-def test_other_architectures(arch, include, tmp_path):
+def test_other_architectures(arch, part, include, tmp_path):
     """Every second op and direction (at level 1 every fourth), other ones, dtypes and activations on each."""
     turn = ARCHITECTURES.index(arch)
-    cubin(include, tmp_path, sample(turn)[turn % 2::cases.by_level(4, 2)], arch, *quick())
+    cubin(include, tmp_path, sample(turn)[turn % 2::cases.by_level(4, 2)][part::PARTS], arch, *quick())
 
 
 def test_core_alone(include, tmp_path):

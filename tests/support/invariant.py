@@ -38,11 +38,14 @@ def results(lib, memory, f, whole, rows, shift):
 def check(f, ways, cols=24, depth=1032, several=ROWS):
     """cols, depth: of the product that makes rows of a forward, or of a gradient.
     ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first)]. Rows have the same bits in all of them; of
-    floats in each."""
+    floats in each, as long as alignment allows the same kernels: a left factor across its depth has lines of as many elements as there are rows."""
     first = {}
+    floats = f["dtypes"][0] in ("f32", "tf32")
+    if floats and f["form"][0] == "t" and not f["bwd"]:
+        several = [rows + -rows % 4 for rows in several]
     for what, lib, memory, shift, before in ways:
         before()
-        first = {} if f["dtypes"][0] == "f32" else first
+        first = {} if floats else first
         whole = checks.Layout(lib, f, (1, several[0], *((depth, cols) if f["bwd"] else (cols, depth))))
         for rows in several:
             for name, got in results(lib, memory, f, whole, rows, shift).items():
