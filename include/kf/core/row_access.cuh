@@ -193,6 +193,8 @@ KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, in
 
 // Hides from the compiler that these 2-byte values were converted before: it would keep the floats, twice the registers. Where there
 // would not be enough of those (many), from ptxas too, which sees through an empty statement and spills: no size is negative.
+// Of wider values (each as several of 2 bytes) hides what a pass made of them: of eight vectors ptxas keeps some beside them, and spills it. And of a
+// value of the row how it was computed: nvcc would divide again for each vector.
 template <int count, int many> KFI_DEVICE void kfi_row_forget(void *values, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
