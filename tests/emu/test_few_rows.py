@@ -100,6 +100,7 @@ MAP_SEEDED = {
     "the half that is given away": (MAP_CORE, r"given = upper \? sum\[e\]", "given = upper ? sum[e + half]"),
     "another warp's columns": (MAP_CORE, r"buffer\[w \* width \+ c\]", "buffer[w * width]"),
     "another order for other vectors": (MAP_CORE, r"by = g\.bx << j;", "by = vec > 1 ? g.bx << j : 16 >> j;"),
+    "either NaN's sign": (MAP_CORE, r"kfi_same_nan\(total\)", "total"),
 }
 
 
@@ -107,12 +108,12 @@ def map_sizes(f, rows, cols):
     return (rows, cols, 1) if f["form"] == "planes" else (rows, cols)
 
 
-def check_map(lib, f, rows, cols):
+def check_map(lib, f, rows, cols, values="normal"):
     """Right in one launch; the same bits where nothing is aligned, and (Memory's runs) where elements are so few that each has a thread."""
     emu = emulator.Emulator(lib)
     memory, before = emulator.Memory(emu), emu.launches
     sizes = map_sizes(f, rows, cols)
-    one, other = (checks.run(lib, memory, f, sizes, shift=shift) for shift in (0, 1))
+    one, other = (checks.run(lib, memory, f, sizes, values, shift=shift) for shift in (0, 1))
     assert emu.launches - before == 2 * len(memory.runs), sizes
     for name, array in one.items():
         if not checks.same_bits(array, other[name]):
@@ -126,8 +127,10 @@ def map_lib():
 
 @pytest.mark.parametrize("f", MAP_FUNCTIONS, ids=lambda f: f["name"])
 def test_elementwise_in_one_launch(map_lib, f):
+    """Special values: of a NaN the sign, too, since a processor may give that of either operand."""
     for rows, cols in MAP_SIZES:
-        check_map(map_lib, f, rows, cols)
+        for values in ("normal", "special"):
+            check_map(map_lib, f, rows, cols, values)
 
 
 def test_elementwise_of_many_rows(map_lib):
@@ -141,8 +144,9 @@ def test_elementwise_of_many_rows(map_lib):
 
 @pytest.mark.parametrize("what", faults.some(MAP_SEEDED))
 def test_seeded_fault_of_elementwise(include, tmp_path, what):
-    functions = faults.named(MAP_NAMES[1:2], "cuda")
+    functions = faults.named(MAP_NAMES[2:3], "cuda")
     broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *MAP_SEEDED[what]))
     with pytest.raises((checks.Failure, AssertionError)):
         for rows, cols in MAP_SIZES:
-            check_map(broken, functions[0], rows, cols)
+            for values in ("normal", "special"):
+                check_map(broken, functions[0], rows, cols, values)

@@ -261,6 +261,10 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
 
+// v, or one and the same NaN: of a sum of two NaNs a processor may keep the sign of the one that comes first, which depends on who adds.
+template <class real>
+KFI_DEVICE real kfi_same_nan(real v) { return v == v ? v : (real)__uint_as_float(0x7fffffffu); }
+
 // Of few rows, of which each thread has one: added up by the threads of a warp two by two, which share out their columns as they go, then
 // warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone.
 template <int dtype, int vec, class real>
@@ -299,7 +303,7 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
 #pragma unroll
         for (int w = 1; w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS; ++w)
             if (w < warps) total += buffer[w * width + c];
-        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, total);
+        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, kfi_same_nan(total));
     }
 }
 
