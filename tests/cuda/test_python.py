@@ -200,6 +200,21 @@ def test_other_arrays(kf, kind):
     assert theirs.is_cuda and torch.equal(theirs.cpu(), torch.from_numpy(x).relu())
 
 
+def test_memory_lasts_as_long_as_what_reads_it(kf):
+    """On a stream of its own, behind work that takes longer than the calls do: a seed's memory, and that of a result that nobody has any more."""
+    cupy = pytest.importorskip("cupy")
+    x = np.linspace(-2, 2, 64 * 1000, dtype=np.float32).reshape(64, 1000)
+    with cupy.cuda.Stream(non_blocking=True):
+        before, there = cupy.ones(1 << 26, np.float32), lying_on(cupy, x)
+        dropped, chained = [], []
+        for _ in range(50):
+            kf.ops.relu(before)
+            dropped.append(kf.ops.gelu_dropout(there["CuPy"], p=0.5, rng=(3, 4)))
+            chained.append(cupy.asarray(kf.ops.relu(kf.ops.relu(there["interface"]))))
+        dropped, chained = [cupy.asnumpy(y) for y in dropped], [cupy.asnumpy(y) for y in chained]
+    assert all(np.array_equal(y, dropped[0]) for y in dropped) and all(np.array_equal(y, np.maximum(x, 0)) for y in chained)
+
+
 def test_bfloat16_by_dlpack(kf):
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
 

@@ -193,6 +193,9 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.batch_norm_train(Interface(X, 7))  # whose workspace is freed behind it
     gc.collect()
     assert gpu.said[9] == ("call", 0, 5) and gpu.said[10:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
+    kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # so is the memory of a seed
+    gc.collect()
+    assert gpu.said[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
 
 
 def test_results_are_read_by_both(kf, gpu):
@@ -288,4 +291,4 @@ def test_the_drivers_memory(tmp_path):
                           env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["12345678 0", f"out of memory on cuda:0: {1 << 41} bytes were asked for"]
-    assert done.stderr.splitlines() == ["wait for 0x5000", "free on 0x5000"]
+    assert done.stderr.splitlines() == ["wait for 0x5000", "free on 0x5000", "wait for all", "free at once"]

@@ -37,8 +37,9 @@ CUresult cuMemAllocAsync(CUdeviceptr *memory, size_t size, CUstream) { return si
 CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream) { return std::fprintf(stderr, "free on %p\n", (void *)stream), std::free((void *)memory), CUDA_SUCCESS; }
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream) { return std::memcpy((void *)to, from, size), CUDA_SUCCESS; }
 CUresult cuStreamSynchronize(CUstream stream) { return std::fprintf(stderr, "wait for %p\n", (void *)stream), CUDA_SUCCESS; }
+CUresult cuCtxSynchronize() { return std::fprintf(stderr, "wait for all\n"), CUDA_SUCCESS; }
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute, CUdeviceptr) { return *(int *)value = 0, CUDA_SUCCESS; }
-CUresult cuMemFree(CUdeviceptr memory) { return std::free((void *)memory), CUDA_SUCCESS; }
+CUresult cuMemFree(CUdeviceptr memory) { return std::fprintf(stderr, "free at once\n"), std::free((void *)memory), CUDA_SUCCESS; }
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) { return std::memcpy((void *)to, from, size), CUDA_SUCCESS; }
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) { return std::memcpy(to, (const void *)from, size), CUDA_SUCCESS; }
 

@@ -46,16 +46,16 @@ class Place:
             return _gpu_array.read(where, name, self.cupy.array(x, order="C"), self.stream)
 
     def seed(self, rng: Any) -> Array:
-        """Seed and offset, as the launcher reads them: on the device."""
+        """Seed and offset, as the launcher reads them: on the device. Those drawn here are freed as a workspace is."""
         if _gpu_array.is_one(rng):
             found = _gpu_array.read("rng", "rng", rng, self.stream)
             if found.shape != (2,) or found.dtype not in ("int64", "uint64") or not found.is_dense:
                 raise ValueError(f"rng is {found.dtype} of the shape {found.shape}, expected two int64")
             return found
         drawn = _numpy.seed_of(rng)
-        made = _gpu_array.new((2,), "int64", self.device, self.stream)
-        _gpu.library().upload(self.device, made.address, drawn.ctypes.data, drawn.nbytes, self.stream)
-        return made
+        memory = _gpu_array.Memory(self.device, self.stream, drawn.nbytes, self.stream)
+        _gpu.library().upload(self.device, memory.address, drawn.ctypes.data, drawn.nbytes, self.stream)
+        return Array(memory.address, (2,), "int64", self.device, self.stream, owner=memory)
 
 
 def _inputs(op: Op, arguments: Arguments) -> tuple[Place, list[Array | None]]:

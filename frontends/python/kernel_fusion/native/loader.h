@@ -15,7 +15,7 @@
     do(cuLaunchKernelEx) do(cuFuncSetAttribute) do(cuFuncGetAttribute) do(cuCtxGetDevice) do(cuDeviceGetAttribute) do(cuDeviceGetCount)    \
         do(cuStreamIsCapturing) do(cuGetErrorString) do(cuInit) do(cuDeviceGet) do(cuDevicePrimaryCtxRetain) do(cuCtxGetCurrent)           \
             do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction) do(cuMemAllocAsync) do(cuMemFreeAsync) do(cuMemFree_v2)       \
-                do(cuMemcpyHtoDAsync_v2) do(cuStreamSynchronize) do(cuPointerGetAttribute)
+                do(cuMemcpyHtoDAsync_v2) do(cuStreamSynchronize) do(cuCtxSynchronize) do(cuPointerGetAttribute)
 #if CUDA_VERSION >= 12080
 #define KFP_LATER(do) do(cuStreamGetDevice) do(cuTensorMapEncodeTiled)
 #elif CUDA_VERSION >= 12000

@@ -14,12 +14,14 @@ KFP_EXPORT int kfp_allocate(int device, size_t size, void *stream, void **memory
     return (int)status;
 }
 
-/* stream: NULL waits for all that the device was given. */
+/* stream: NULL waits for all that the device was given, which cuMemFree does not do for what cuMemAllocAsync has given. */
 KFP_EXPORT int kfp_free(int device, void *memory, void *stream)
 {
     const kfp_context context(device);
     if (context.status != CUDA_SUCCESS) return (int)context.status;
-    return (int)(stream ? kfp_driver.of_cuMemFreeAsync((CUdeviceptr)memory, of(stream)) : kfp_driver.of_cuMemFree_v2((CUdeviceptr)memory));
+    if (stream) return (int)kfp_driver.of_cuMemFreeAsync((CUdeviceptr)memory, of(stream));
+    const CUresult done = kfp_driver.of_cuCtxSynchronize();
+    return (int)(done == CUDA_SUCCESS ? kfp_driver.of_cuMemFree_v2((CUdeviceptr)memory) : done);
 }
 
 /* What `from` has may change when it returns. */
