@@ -4,6 +4,7 @@
 // depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
 // [rings, few, halves or tf32]
 #include <cuda_runtime.h>
+#include <sanitizer/asan_interface.h>
 
 #include <cmath>
 #include <cstdio>
@@ -29,12 +30,14 @@ struct problem {
     bool whole, bias, residual, pre, nan;
 };
 
-// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart.
+// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart. whole: they begin at multiples of 16 bytes.
 template <class T> struct matrix {
     std::vector<T> data;
     size_t skip;
     kf_i64 ld, apart;
-    matrix(int lines, int length, int matrices, bool whole)
+    int lines, length, matrices;
+    bool whole;
+    matrix(int lines, int length, int matrices, bool whole) : lines(lines), length(length), matrices(matrices), whole(whole)
     {
         ld = whole ? (length + 7) / 8 * 8 + 8 * below(2) : length + below(4);
         apart = (lines > 0 ? lines : 1) * ld + (whole ? 8 * below(2) : below(3));
@@ -43,6 +46,18 @@ template <class T> struct matrix {
         data = std::vector<T>(skip + (size_t)apart * (matrices - 1) + room);
         const float fine = sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than a half of one has
         for (T &v : data) v = T((float)(below(17) - 8) / 8.0f + (float)below(1 << 19) * fine);
+    }
+    ~matrix() { ASAN_UNPOISON_MEMORY_REGION(data.data(), data.size() * sizeof(T)); }
+    // From here on AddressSanitizer reports who reads what is between lines: in a workspace nobody writes that. Of lines that begin anywhere, loads
+    // of 16 bytes have some of it.
+    void guard()
+    {
+        for (kf_i64 m = 0, line = 0; whole && m < matrices; line = 0, ++m)
+            for (; line < lines; ++line) {
+                const kf_i64 begin = m * apart + line * ld, next = line + 1 < lines ? begin + ld : m + 1 < matrices ? (m + 1) * apart : begin + length;
+                T *const end = at() + begin + length;
+                ASAN_POISON_MEMORY_REGION(end, (next - begin - length) * sizeof(T));
+            }
     }
     T *at() { return data.data() + skip; }
     T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
@@ -103,9 +118,10 @@ template <int type, int tile, int layout, int products, int how> static bool run
     typedef typename of_type<type>::stored stored;
     constexpr bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
     const bool whole = how == KFI_WHOLE;
-    matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole);
-    matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
-    matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole);
+    const bool whole_a = whole || below(3) == 0, whole_b = whole || below(3) == 0; // products by any loads have factors that are in the workspace
+    matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole_a);
+    matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole_b);
+    matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole_b);
     if (c.apart != b.apart)
         c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
     for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
@@ -119,6 +135,7 @@ template <int type, int tile, int layout, int products, int how> static bool run
         const float odd = sizeof(stored) < 4 || below(2) ? NAN : INFINITY; // infinity times a half that is 0 would be NaN
         (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(odd);
     }
+    a.guard(), b.guard(), c.guard();
     const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
     const int stage = tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ? kfi_ring_depth(tile) : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
     kfi_gemm_choice choice = {tile, how, 1, p.depth};

@@ -26,6 +26,7 @@ SEEDED = {
     "rows of a transposed matrix in the same banks": (LOAD, r"chunk \^ \(line & 7\)", "chunk ^ (line & 3)"),
     "an odd element": (LOAD, r"off & 2u \? 16 : 0", "0"),
     "a load out of the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
+    "a load of what is behind a line": (LOAD, r" && \(off \|\| left == 8\)", ""),
     "an element behind the depth": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
     "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
     "a stage of numbers is filled while it is read": (SIMT, BARRIER % "to all", r"\1"),

@@ -87,13 +87,14 @@ KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
     return p - off >= span.begin && p - off + (off ? 32 : 16) <= span.end;
 }
+// Of a chunk that ends its line, and begins at a multiple of 16 bytes, single elements too: what is behind them may be written by nobody.
 KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
 #pragma unroll
     for (int i = 0; i < 8; ++i) w[i] = 0;
     if (left == 0) return;
-    if (kfi_chunk_inside(p, span)) {
+    if (kfi_chunk_inside(p, span) && (off || left == 8)) {
         kfi_copy<16>(w, p - off);
         if (off) kfi_copy<16>(w + 4, p - off + 16);
     } else {
