@@ -100,7 +100,7 @@ MAP_SEEDED = {
     "the half that is given away": (MAP_CORE, r"given = upper \? sum\[e\]", "given = upper ? sum[e + half]"),
     "another warp's columns": (MAP_CORE, r"buffer\[w \* width \+ c\]", "buffer[w * width]"),
     "another order for other vectors": (MAP_CORE, r"by = g\.bx << j;", "by = vec > 1 ? g.bx << j : 16 >> j;"),
-    "either NaN's sign": (MAP_CORE, r"kfi_same_nan\(total\)", "total"),
+    "either NaN's sign": (MAP_CORE, r"total = __uint_as_float\(0x7fffffffu\);", ";"),
 }
 
 

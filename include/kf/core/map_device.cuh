@@ -261,16 +261,13 @@ KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 
 }
 KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i) { return ((const double *)p)[i]; }
 
-// v, or one and the same NaN: of a sum of two NaNs a processor may keep the sign of the one that comes first, which depends on who adds.
-template <class real>
-KFI_DEVICE real kfi_same_nan(real v) { return v == v ? v : (real)__uint_as_float(0x7fffffffu); }
-
 // Of few rows, of which each thread has one: added up by the threads of a warp two by two, which share out their columns as they go, then
-// warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone.
+// warp by warp, and stored. buffer: of shared memory, a value for each warp and column. The order depends on the number of rows alone, but for
+// who adds two NaNs, of which a processor may keep the first one's sign: one and the same NaN is stored.
 template <int dtype, int vec, class real>
 KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g)
 {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, bits = g.few - 1, width = g.bx * vec, warps = g.by >> bits;
+    const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32, bits = g.few - 1, width = g.bx * vec, warps = g.by >> bits;
     const kf_i64 first = (kf_i64)blockIdx.x * width;
     int own = (lane & (g.bx - 1)) * vec, left = vec; // its first column of the block's, and how many
     bool writes = true;
@@ -278,11 +275,11 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
 #pragma unroll
     for (int j = 0; j < KFI_MAP_FEW_BITS; ++j) {
         const int half = vec >> (j + 1), by = g.bx << j;
-        const bool upper = (lane & by) != 0;
+        const bool upper = lane & by;
         if (j >= bits) break;
         if (half == 0) { // they have the same column
             sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], by);
-            writes = writes && !upper;
+            writes &= !upper;
             continue;
         }
 #pragma unroll
@@ -290,7 +287,7 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
             const real given = upper ? sum[e] : sum[e + half], kept = upper ? sum[e + half] : sum[e];
             sum[e] = kept + __shfl_xor_sync(0xffffffffu, given, by);
         }
-        own += upper ? half : 0;
+        if (upper) own += half;
         left = half;
     }
     __syncthreads(); // the buffer may still be read by the sum before
@@ -298,12 +295,13 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
     for (int e = 0; e < vec; ++e)
         if (writes && e < left) buffer[warp * width + own + e] = sum[e];
     __syncthreads();
-    for (int c = (int)threadIdx.x; c < width; c += (int)blockDim.x) {
+    for (int c = thread; c < width; c += (int)blockDim.x) {
         real total = buffer[c];
 #pragma unroll
         for (int w = 1; w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS; ++w)
             if (w < warps) total += buffer[w * width + c];
-        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, kfi_same_nan(total));
+        if (total != total) total = __uint_as_float(0x7fffffffu);
+        if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, total);
     }
 }
 
