@@ -17,7 +17,7 @@ import samples  # noqa: E402
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
 
-PARTS = cases.by_level(1, 64)  # of neighbours, which share headers; hours in all, which one process would take
+PARTS = cases.by_level(1, 64)  # of neighbours, which share headers; in one process nobody else could take some
 
 
 @pytest.mark.parametrize("part", range(PARTS))
