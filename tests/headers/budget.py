@@ -22,6 +22,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import kflib  # noqa: E402
+import toolkit  # noqa: E402
 from instructions import NVCC, kernels_in  # noqa: E402
 
 FLOOR = """
@@ -62,15 +63,20 @@ C_SOURCES = {"C, empty file": "extern int not_empty;\n", "C, kf/kf.h and one cal
 TIMED = ("floor", "umbrella", "op header")
 
 
-def umbrella_budget(launchers):
+def umbrella_goal(launchers):
     """Times the floor: 1.5 up to 2,800 launchers, 2.12 for 5,162, and 0.25 for each further 1,000."""
     return 2.12 + 0.25 * (launchers - 5162) / 1000 if launchers > 5162 else 1.5 + 0.62 * max(0, launchers - 2800) / 2362
 
 
+def umbrella_budget(launchers):
+    """What it may cost while that is missed (bench/NOTES.md, "The umbrella is over its budget"): what 6,982 launchers do, and the goal's slope."""
+    return 2.84 + 0.25 * (launchers - 6982) / 1000
+
+
 OP_BUDGET = 1.15
 # After preprocessing, beyond the floor's: of the umbrella for each op, direction and dtypes, whose text an activation only adds a call to;
-# of an op's header.
-TOKENS = {"umbrella": 1280, "op header": 38500}
+# of an op's header. A token costs four times as much in the host's pass.
+TOKENS = {"device": {"umbrella": 1280, "op header": 38500}, "host": {"umbrella": 1000, "op header": 29900}}
 
 
 def budgets(m):
@@ -92,11 +98,15 @@ def instructions(command, work):
     return sum(found)
 
 
-def tokens(name, include, work):
-    """Of one of SOURCES as the compiler proper gets it, on the host's side: what it has from kf's headers and of its own. Not what these include of
-    the C++ library's and CUDA's, which grows from one version to the next."""
+PREPROCESSORS = {"device": (NVCC, "-std=c++17", "-arch=sm_90"),  # of nvcc -E
+                 "host": ("g++", "-std=c++17", "-xc++", "-D__CUDACC__", "-D__NVCC__", f"-I{toolkit.include()}", "-include", "cuda_runtime.h")}
+
+
+def tokens(name, include, work, side="device"):
+    """Of one of SOURCES as the compiler proper gets it, on the device's side or the host's: what it has from kf's headers and of its own. Not what
+    these include of the C++ library's and CUDA's, which grows from one version to the next."""
     (work / "tokens.cu").write_text(SOURCES[name])
-    command = [NVCC, "-std=c++17", "-arch=sm_90", *(f"-I{d}" for d in include), "-E", "tokens.cu"]
+    command = [*PREPROCESSORS[side], *(f"-I{d}" for d in include), "-E", "tokens.cu"]
     said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
     ours, found = ("tokens.cu", *(f"{d}/" for d in include)), 0
     for text in re.split(r"^# \d+ ", said, flags=re.M)[1:]:  # from one of the preprocessor's notes of where it is to the next

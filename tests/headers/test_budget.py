@@ -11,6 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import budget  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
+needs_valgrind = pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
 
 
 @pytest.fixture(scope="module")
@@ -18,24 +19,37 @@ def measured(include, once):
     return once("budget", lambda folder: budget.measure(include))
 
 
+@pytest.fixture(scope="module")
+def counted(include, once):
+    return once("instructions of the budget", lambda folder: budget.measure(include, count=True))
+
+
 @pytest.mark.level(2)
 @needs_nvcc
-@pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
-def test_compile_cost(include):
-    """Both budgets in one test, so that no second worker counts the same again: three minutes."""
-    m = budget.measure(include, count=True)
-    print(budget.table(m))
-    over = {name: (budget.ratio(m, name), allowed) for name, allowed in budget.budgets(m).items() if budget.ratio(m, name) > allowed}
-    assert not over, budget.table(m)
+@needs_valgrind
+@pytest.mark.parametrize("name", ["umbrella", "op header"])
+def test_compile_cost(counted, name):
+    """Three minutes, for all that count instructions."""
+    print(budget.table(counted))
+    assert budget.ratio(counted, name) <= budget.budgets(counted)[name], budget.table(counted)
+
+
+@pytest.mark.level(2)
+@needs_nvcc
+@needs_valgrind
+@pytest.mark.xfail(reason="a goal that is missed: bench/NOTES.md, 'The umbrella is over its budget', has what was tried")
+def test_the_goal_of_the_umbrella(counted):
+    assert budget.ratio(counted, "umbrella") <= budget.umbrella_goal(counted["launchers"])
 
 
 @needs_nvcc
-def test_tokens(include, tmp_path):
-    """What level 1 has of the budgets, in a second: text that a launcher adds, which nvcc reads whether or not it is called."""
-    floor, umbrella, op = (budget.tokens(name, include, tmp_path) for name in budget.TIMED)
+@pytest.mark.parametrize("side", budget.TOKENS)
+def test_tokens(include, tmp_path, side):
+    """What level 1 has of the budgets, in seconds: text that a launcher adds, which nvcc reads whether or not it is called."""
+    floor, umbrella, op = (budget.tokens(name, include, tmp_path, side) for name in budget.TIMED)
     texts = {(f["op"], *f["dtypes"], f["bwd"], f["state"]) for f in kflib.on("cuda", kflib.manifest()["functions"])}
-    assert (umbrella - floor) / len(texts) <= budget.TOKENS["umbrella"], umbrella
-    assert op - floor <= budget.TOKENS["op header"], op
+    assert (umbrella - floor) / len(texts) <= budget.TOKENS[side]["umbrella"], umbrella
+    assert op - floor <= budget.TOKENS[side]["op header"], op
 
 
 @needs_nvcc
