@@ -15,6 +15,7 @@ import kflib
 import selection
 
 MANIFEST = kflib.on("cuda", kflib.manifest()["functions"])
+ARENA = 1 << 26  # bytes for a call's tensors and workspace: tests/gen/test_cases.py keeps every shape within it
 # What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
 FEW = {"flat": [((1000,), "special", 0), ((1003,), "normal", 0), ((77,), "wide", 1), ((0,), "normal", 0)],
        "rows": [((7, 64), "special", 0), ((5, 301), "normal", 0), ((5, 30), "wide", 1), ((70, 300), "normal", 0), ((0, 8), "normal", 0)],

@@ -41,7 +41,7 @@ def main():
     library, sample, *names = sys.argv[1:]
     variant = samples.SAMPLES[sample].variant
     lib = kflib.Lib("emu", library)
-    memory = (Poisoned if variant == "asan" else emulator.Memory)(emulator.Emulator(lib), samples.SAMPLES[sample].runs, 1 << 24)
+    memory = (Poisoned if variant == "asan" else emulator.Memory)(emulator.Emulator(lib), samples.SAMPLES[sample].runs, samples.ARENA)
     functions = [f for f in samples.MANIFEST if f["name"] in names] if names else samples.functions(sample)
     try:
         for f in functions:

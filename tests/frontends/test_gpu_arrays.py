@@ -21,6 +21,8 @@ RNG = np.random.default_rng(0)
 class Host:
     """A GPU's library: the CPU's functions; what was asked for is written down."""
 
+    path = "the host"  # which kf.info() names where there is a GPU
+
     def __init__(self, library):
         self.cpu, self.said, self.blocks = library, [], {}
 

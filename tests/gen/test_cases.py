@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes of the tests, without running them."""
 
+import os
+import subprocess
+import sys
+
 import cases
 import checks
 import kflib
@@ -11,6 +15,22 @@ def test_every_shape_fits_the_arena_of_a_gpu():
     for f in kflib.manifest()["functions"]:
         for sizes, _, shift in cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ():
             assert checks.places(f, sizes, shift)[1] <= 0.9 * checks.ARENA, (f["name"], sizes)
+
+
+SANITIZED = """
+import checks, samples
+for sample in samples.SAMPLES.values():
+    for f in filter(sample.takes, samples.MANIFEST):
+        for sizes, _, shift in sample.cases(f):
+            assert checks.places(f, sizes, shift)[1] <= 0.9 * samples.ARENA, (f["name"], sizes)
+"""
+
+
+def test_every_shape_fits_the_arena_of_the_sanitizers():
+    """Level 2's at every level: they take an hour to run."""
+    path = os.pathsep.join(str(kflib.ROOT / d) for d in ("tests", "tests/support", "tests/emu", "gen"))
+    done = subprocess.run([sys.executable, "-c", SANITIZED], env={**os.environ, "KF_LEVEL": "2", "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_shared_out_shapes_are_all_there():
