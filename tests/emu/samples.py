@@ -10,6 +10,7 @@ import sys
 import typing
 
 import cases
+import checks
 import emulator
 import kflib
 import selection
@@ -75,10 +76,18 @@ SAMPLES = {
 }
 
 
+def overwrites_what_was_picked(f):
+    """Where an output may be the input, a thread writes what others have looked up by an index."""
+    picks = any(a.get("index") and a["index"]["below"] == "cols" for a in f["arguments"])
+    return picks and f["family"] == "row" and bool(checks.in_place_pairs(f))
+
+
 def functions(sample):
     if cases.LEVEL == 1:  # of each schedule and size of element one, of 2 and 4 bytes by turns where both have its kernels
         found = kflib.on("cuda", selection.of_schedules(SAMPLES[sample].dtypes))
-        return selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["bwd"], f["dtypes"][0])], found)
+        found += [f for f in MANIFEST if overwrites_what_was_picked(f) and f["dtypes"] == ["f32"] and f not in found]
+        return selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["bwd"], f["dtypes"][0]),
+                                          overwrites_what_was_picked(f) and f["op"]], found)
     return [f for f in MANIFEST if cases.LEVEL > 2 or SAMPLES[sample].takes(f)]
 
 
@@ -86,7 +95,7 @@ def run(library, sample, names=(), first=False):
     """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something: with
     `first` at once, where a fault is planted that gives thousands of reports."""
     variant = SAMPLES[sample].variant
-    environment = {**os.environ, **emulator.sanitizer_environment(variant)}
+    environment = {**os.environ, **emulator.sanitizer_environment(variant), "OPENBLAS_NUM_THREADS": "1"}  # its threads look like races
     if first:
         environment["TSAN_OPTIONS"] += ":halt_on_error=1"
     command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, str(pathlib.Path(__file__).with_name("worker.py")),

@@ -48,6 +48,8 @@ def main():
             for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f)):
                 memory.runs = samples.SAMPLES[sample].orders(i)
                 checks.run(lib, memory, f, sizes, values, shift=shift)
+            for pair in checks.in_place_pairs(f):  # whose reads and writes meet
+                checks.run(lib, memory, f, samples.SAMPLES[sample].cases(f)[0][0], inplace=(pair,))
     except checks.Failure as failure:
         print(failure)
         return 1
