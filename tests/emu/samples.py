@@ -34,11 +34,15 @@ class Sample:
     takes: typing.Callable  # function -> bool
     dtypes: tuple
     runs: tuple = emulator.RUNS
+    most: int = ARENA  # bytes of a call's tensors at level 2
 
     def cases(self, f):
-        """Few, but all of them at level 2 for one function of each schedule, at level 3 for every one."""
-        whole = cases.LEVEL > 2 or cases.LEVEL > 1 and f["name"] in of_schedules(self.takes)
-        return cases.runs(f) if whole else REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
+        """Few, but all of them at level 2 for one function of each schedule, if they are not larger than `most`; at level 3 all for every one."""
+        if cases.LEVEL > 2:
+            return cases.runs(f)
+        if cases.LEVEL > 1 and f["name"] in of_schedules(self.takes):
+            return [case for case in cases.runs(f) if checks.places(f, case[0], case[2])[1] <= self.most]
+        return REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
     def orders(self, i):
         """Those of the case of this number: at level 1 one, with one vector a thread and with several by turns."""
@@ -72,7 +76,8 @@ SAMPLES = {
     # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
     "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}", ("f32", "bf16"),
                      cases.by_level(((emulator.RANDOM, emulator.FILL), (emulator.REVERSED, 1)), emulator.RUNS)),
-    "races": Sample("tsan", one_dtype_per_schedule, ("f32",), ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL))),
+    "races": Sample("tsan", one_dtype_per_schedule, ("f32",), ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL)),
+                    1 << 20),  # a MiB takes ThreadSanitizer half a minute, and what races does so in small tensors
 }
 
 
