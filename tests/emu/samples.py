@@ -77,7 +77,7 @@ SAMPLES = {
     "memory": Sample("asan", lambda f: one_dtype_per_size(f) or f["op"] == "{act}", ("f32", "bf16"),
                      cases.by_level(((emulator.RANDOM, emulator.FILL), (emulator.REVERSED, 1)), emulator.RUNS)),
     "races": Sample("tsan", one_dtype_per_schedule, ("f32",), ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL)),
-                    1 << 20),  # a MiB takes ThreadSanitizer half a minute, and what races does so in small tensors
+                    1 << 20),  # a MiB takes ThreadSanitizer ten seconds, and what races does so in small tensors
 }
 
 
