@@ -146,6 +146,7 @@ def test_the_plan(gpus, cores):
         assert shares in ([""], [f"{i}/{len(shares)}" for i in range(len(shares))]) if gpus else not shares
     [robust] = [p for p in on_gpu if "tests/cuda/test_robust.py" in p.paths and p.share[:2] in ("", "0/")] or [None] * (not gpus)
     assert not gpus or robust.gpus == "0"  # with the test that is alone
+    assert all(0 < p.workers <= max(1, cores // gpus // 2) for p in on_gpu)
     others = [p for p in parts if p not in on_gpu]
     folders = {p.parent.name for p in (ROOT / "tests").glob("*/test_*.py")}
     assert {path.removeprefix("tests/") for p in others for path in p.paths} == folders
@@ -181,7 +182,7 @@ def test_a_part_waits_for_its_libraries(tmp_path):
 
         def poll(self):
             return self.ended
-    parts = plan.with_gpu(1, ["test_few.py", "test_chosen.py", "test_hopper.py", "test_new.py"])
+    parts = plan.with_gpu(1, 8, ["test_few.py", "test_chosen.py", "test_hopper.py", "test_new.py"])
     runner, process = Dry(tmp_path, parts), Process()
     runner.running = {"libraries": process}
     assert runner.step() and started == ["hopper", "new"]
@@ -194,8 +195,18 @@ def test_a_part_waits_for_its_libraries(tmp_path):
     assert not runner.step() and started[-1] == "chosen"
 
 
-def test_the_longest_unit_first():
-    """Of all libraries; one that two have is compiled once, and a library is linked when all of its own are there, whatever others do."""
+def test_the_longest_units_first():
+    """Where they would decide when the last library is there; a library's own units follow, so that its tests can begin while others are compiled."""
+    def unit(library, name, size):
+        return libraries.Unit(library, (library, name), name, "." * size, None)
+    units = [unit("a", "detail", 1), unit("a", "add", 50), unit("b", "long", 90), unit("b", "detail", 2), unit("b", "any_add", 10)]
+    names = {cores: [(u.library, u.name) for u in libraries.order(units, cores)] for cores in (1, 4)}
+    assert names[4] == [("b", "any_add"), ("b", "long"), ("a", "add"), ("a", "detail"), ("b", "detail")]
+    assert names[1] == [("b", "any_add"), ("a", "add"), ("a", "detail"), ("b", "long"), ("b", "detail")]
+
+
+def test_a_unit_of_two_libraries_is_compiled_once():
+    """And a library is linked when all of its own are there, whatever becomes of others."""
     said, made = {}, []
 
     def unit(library, key, name, text, fails=False):
@@ -204,7 +215,7 @@ def test_the_longest_unit_first():
              unit("b", 3, "any_add.cu", "." * 10), unit("c", 4, "bad.cu", "..", fails=True)]
     finish = {name: lambda name=name: made.append(name) for name in ("a", "b", "c", "none")}
     libraries.Builder(units, finish, lambda name, seconds, error: said.update({name: error})).run(1)
-    assert made == ["none", 3, 2, 1, "a", "b"]
+    assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu is more than half of all
     assert {name for name, error in said.items() if error} == {"c"} and "ZeroDivisionError" in said["c"] and len(said) == 4
 
 

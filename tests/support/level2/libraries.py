@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the libraries of tests/cuda side by side, on all cores; a file READY/NAME appears when one is there. Else each would wait for the one
-before it, and a few cores work at the end of each. Of all libraries the longest units begin first: started last, one of them would decide when
-the last tests can begin.
+before it, and a few cores work at the end of each. Units that take so long that they have to begin early do so, whatever library they are of:
+started last, one of them would decide when the last tests can begin. The others follow library by library.
 
     python tests/support/level2/libraries.py CORES READY [NAME ...]
 """
@@ -32,9 +32,13 @@ def length(unit):
     return len(unit.text) * (ANY if unit.name.startswith("any_") else 1)
 
 
-def longest_first(units):
-    """Each once, though several libraries may have it; of the same length those of an earlier library."""
-    return sorted({unit.key: unit for unit in reversed(units)}.values(), key=lambda unit: -length(unit))
+def order(units, cores):
+    """Each once, though several libraries may have it. First those that take more than half of what all take on so many cores, as `chosen` has some;
+    then library by library, as they were given: the tests of the first need not wait for the last ones. Of each the longest first."""
+    once = {unit.key: unit for unit in reversed(units)}.values()
+    place = {name: i for i, name in enumerate(dict.fromkeys(unit.library for unit in units))}
+    long = sum(map(length, once)) / cores / 2
+    return sorted(once, key=lambda unit: (-1 if length(unit) > long else place[unit.library], -length(unit)))
 
 
 class Builder:
@@ -42,7 +46,7 @@ class Builder:
 
     def __init__(self, units, finish, say):
         self.finish, self.say, self.began, self.lock = finish, say, time.monotonic(), threading.Lock()
-        self.order = longest_first(units)
+        self.units = units
         self.waits = {name: {u.key for u in units if u.library == name} for name in finish}
         self.errors, self.seconds = {}, {}
 
@@ -50,7 +54,7 @@ class Builder:
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
             for name in [n for n, left in self.waits.items() if not left]:
                 pool.submit(self.end, name)
-            for unit in self.order:
+            for unit in order(self.units, cores):
                 pool.submit(self.compile, unit)
 
     def compile(self, unit):
@@ -115,20 +119,20 @@ def wgmma():
     fixture("test_wgmma", "invariant_libs")
 
 
-# What asks kflib.build for all that tests of these names need (plan.CUDA), by the tests' own words.
+# What asks kflib.build for all that tests of these names need (plan.CUDA), by the tests' own words. First what tests take longest that need it.
 LIBRARIES = {
-    "chosen": lambda: [fixture("test_chosen", name) for name in ("plain", "contracted")],
     "default": lambda: of_numbers("default"),
     "nofma": lambda: of_numbers("nofma"),
+    "wgmma": wgmma,
+    "products": lambda: fixture("test_loaded", "products"),
+    "loaded": lambda: fixture("test_loaded", "driver"),
     "few": lambda: fixture("test_few", "lib"),
     "gemm": lambda: [fixture("test_gemm", name) for name in ("narrow", "plain")],
     "subnormal": subnormal,
     "odd_rows": lambda: fixture("test_odd_rows", "lib"),
-    "wgmma": wgmma,
-    "products": lambda: fixture("test_loaded", "products"),
-    "loaded": lambda: fixture("test_loaded", "driver"),
     "sanitizers_wgmma": lambda: fixture("test_sanitizers", "wgmma"),
     "sanitizers": lambda: fixture("test_sanitizers", "lib"),
+    "chosen": lambda: [fixture("test_chosen", name) for name in ("plain", "contracted")],
 }
 
 
@@ -168,7 +172,7 @@ def main(cores, ready, names):
 
     kflib.rendered()
     units, finish = [], {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")}
-    for name in names or LIBRARIES:
+    for name in [n for n in LIBRARIES if n in names or not names]:
         try:
             calls = recorded(LIBRARIES[name])
         except BaseException:  # pytest's Skipped, too: the device or the toolkit has not what these tests need

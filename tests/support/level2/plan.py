@@ -8,15 +8,16 @@ import re
 # paths, ignored: of files and folders; gpus: CUDA_VISIBLE_DEVICES; share: of plugin.py; needs: of libraries.LIBRARIES, and helpers.
 Part = collections.namedtuple("Part", "name paths workers gpus nice share needs ignored", defaults=("", (), ()))
 
-# The files of tests/cuda (test_NAME.py) that run together; where; workers for each GPU, by what a test needs of its memory and of the host.
+# The files of tests/cuda (test_NAME.py) that run together; where; workers on a GPU, if the host has cores for them: of numbers most of a test is
+# the oracle in NumPy, of large a tensor fills the memory; which libraries they need.
 CUDA = (
     ("hopper", "first", 1, ()),
-    ("numbers strided robust", "each", 3, ("default", "nofma", "helpers")),
+    ("numbers strided robust", "each", 6, ("default", "nofma", "helpers")),
     ("few odd_rows gemm", "each", 1, ("few", "odd_rows", "gemm", "subnormal")),
     ("chosen", "each", 2, ("chosen",)),
     ("large", "each", 1, ("default", "helpers")),
     ("devices", "pairs", 3, ("default", "helpers")),
-    ("loaded", "each", 1, ("products", "loaded", "default", "helpers")),
+    ("loaded", "each", 2, ("products", "loaded", "default", "helpers")),
     ("wgmma", "each", 1, ("wgmma",)),
     ("sanitizers", "each", 3, ("sanitizers", "sanitizers_wgmma")),
     ("python_ops", "each", 2, ()),
@@ -55,7 +56,7 @@ def places(where, gpus):
     return {"first": [("0", "")], "last": [(str(gpus - 1), "")], "each": [(str(g), f"{g}/{gpus}") for g in range(gpus)]}[where]
 
 
-def with_gpu(gpus, files):
+def with_gpu(gpus, cores, files):
     """Parts of tests/cuda. files: its test_*.py; one that nobody has listed needs what it builds itself."""
     listed = {word for words, *_ in CUDA for word in words.split()}
     others = tuple((word, "each", 1, ()) for word in (f.removeprefix("test_").removesuffix(".py") for f in files) if word not in listed)
@@ -63,6 +64,7 @@ def with_gpu(gpus, files):
     for words, where, workers, needs in CUDA + others:
         paths = tuple(f"tests/cuda/test_{word}.py" for word in words.split() if f"test_{word}.py" in files)
         spread = places(where, gpus) if paths else []
+        workers = max(1, min(workers, cores // gpus // 2))
         found += [Part(words.split()[0] + (f".{i}" if len(spread) > 1 else ""), paths, workers, seen, 0, share if len(spread) > 1 else "", needs)
                   for i, (seen, share) in enumerate(spread)]
     return found
@@ -70,7 +72,7 @@ def with_gpu(gpus, files):
 
 def plan(gpus, cores, files, chosen=(), cuda=True):
     """All parts. Without the parts named, all of level 2: tests/cuda also as a machine without a GPU has it, where each file skips itself."""
-    found = with_gpu(gpus, files) if gpus and cuda else []
+    found = with_gpu(gpus, cores, files) if gpus and cuda else []
     if not chosen:
         found.append(Part("cuda_without", ("tests/cuda",), 0, "", 10))
     return found + without_gpu(cores, gpus, chosen)
