@@ -3,7 +3,7 @@
 before it, and a few cores work at the end of each. Units that take so long that they have to begin early do so, whatever library they are of:
 started last, one of them would decide when the last tests can begin. The others follow library by library.
 
-    python tests/support/level2/libraries.py CORES READY [NAME ...]
+    python tests/support/level2/libraries.py CORES READY NAME...     names of LIBRARIES, helpers
 """
 
 import collections
@@ -171,8 +171,8 @@ def main(cores, ready, names):
         print(f"{seconds:6.0f} s  {name}: {f'FAILED{chr(10)}{error}' if error else 'ready'}", flush=True)
 
     kflib.rendered()
-    units, finish = [], {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")}
-    for name in [n for n in LIBRARIES if n in names or not names]:
+    units, finish = [], {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")} if "helpers" in names else {}
+    for name in [n for n in LIBRARIES if n in names]:
         try:
             calls = recorded(LIBRARIES[name])
         except BaseException:  # pytest's Skipped, too: the device or the toolkit has not what these tests need

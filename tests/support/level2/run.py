@@ -60,7 +60,7 @@ class Runner:
         needs = sorted({need for part in self.waiting for need in part.needs})
         if needs:
             shutil.rmtree(self.ready, ignore_errors=True)
-            words = [sys.executable, str(HERE / "libraries.py"), str(cores), str(self.ready), *(n for n in needs if n != "helpers")]
+            words = [sys.executable, str(HERE / "libraries.py"), str(cores), str(self.ready), *needs]
             self.start(self.builder, words, os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 
     def can_start(self, part):
