@@ -4,6 +4,7 @@
 #   make install PREFIX=/usr/local   also DESTDIR
 #   make test KF_LEVEL=2             1 (default, CI), 2, 3; TESTS="tests/cpu -k gelu" chooses
 #   make level2 WORKERS=16           before a release: all functions; files what came of it. KF_FAMILIES="row map" chooses
+#                                   (many cores, several GPUs: tests/support/level2/run.py, docs/contributing.md)
 #   make robust LOG=FILE             on a GPU: what kf promises beyond right numbers
 #   make demo NVCC=                  as if there were no nvcc
 #   make ... PYTHON=python3.12       the Python (3.11 or newer) that .venv is made from

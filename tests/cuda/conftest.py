@@ -4,6 +4,7 @@
 
 import contextlib
 import fcntl
+import os
 
 import counting
 import gpu as gpus
@@ -13,12 +14,13 @@ import pytest
 from conftest import BUILD
 
 
-def functions(items, build):
-    """What a library has: those of its functions that tests are about; all, where one of the tests may call any."""
+def functions(config, items, build):
+    """What a library has: those of its functions that tests are about; all, where one of the tests may call any, or where others of the folder run
+    in processes of their own (support/level2): all of these have the same library."""
     called = [item for item in items if "libraries" in item.fixturenames]
     about = [item.callspec.params["f"] for item in called if "f" in item.fixturenames]
     about = {f["name"] for f in about if isinstance(f, dict)}  # else a test of no function, which is skipped: KF_FAMILIES has none for it
-    any_of_them = any("f" not in item.fixturenames for item in called)
+    any_of_them = getattr(config, "in_parts", False) or any("f" not in item.fixturenames for item in called)
     return [f for f in numeric.CUDA[build] if any_of_them or f["name"] in about]
 
 
@@ -29,17 +31,24 @@ def libraries(request):
 
     def get(name):
         if name not in built:
-            built[name] = kflib.build("cuda", functions(request.session.items, name), BUILD / "cuda", numeric.BUILDS["cuda"][name],
+            built[name] = kflib.build("cuda", functions(request.config, request.session.items, name), BUILD / "cuda", numeric.BUILDS["cuda"][name],
                                       extra=counting.source(), link=counting.LINK)
         return built[name]
     return get
 
 
+def seen():
+    """The GPUs that this process sees, in the order in which all processes lock them."""
+    return sorted(set(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")))
+
+
 @contextlib.contextmanager
 def turn(name, mode):
+    """A lock for each GPU: tests on different ones do not wait for each other."""
     (BUILD / "cuda").mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "cuda" / name, "w") as lock:
-        fcntl.flock(lock, mode)
+    with contextlib.ExitStack() as stack:
+        for gpu in seen():
+            fcntl.flock(stack.enter_context(open(BUILD / "cuda" / f"{gpu}.{name}", "w")), mode)
         yield
 
 

@@ -283,22 +283,25 @@ def forget_old_objects(days=7):
             path.unlink()
 
 
-def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=(), first=""):
-    """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
-    extra: further files {name: text}; link: further words for the linker; objects_: linked to them; first: what g++ reads once for all files."""
-    build_dir = pathlib.Path(build_dir)
-    include = include or render(build_dir)
+def compilation(backend, functions, build_dir, flags=None, include=None, compiler=None, extra=None):
+    """(command, {file name: text}, include directories): what `objects` is asked for a library."""
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
     compiler = compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
     cuda = ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"]
     fpic = {"cuda": cuda, "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
-    openmp = ["-fopenmp"] if "-fopenmp" in flags else []
-    sanitizer = [f for f in flags if f.startswith(("-fsanitize", "-Wl,"))]
+    files = sources(backend, functions, 0 if compiler == "nvcc" else FEW) | (extra or {})
+    return [compiler, *flags, *fpic], files, include or render(build_dir)
+
+
+def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=(), first=""):
+    """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
+    extra: further files {name: text}; link: further words for the linker; objects_: linked to them; first: what g++ reads once for all files."""
+    build_dir = pathlib.Path(build_dir)
+    command, files, include = compilation(backend, functions, build_dir, flags, include, compiler, extra)
+    more = [w for w in command if w == "-fopenmp"][:1] + [w for w in command[1:] if str(w).startswith(("-fsanitize", "-Wl,"))]
     with locked(build_dir):  # test workers ask for the same library at the same time
-        command = [compiler, *flags, *fpic]
-        command += precompiled(command, first, include) if first else []
-        made = objects(command, sources(backend, functions, 0 if compiler == "nvcc" else FEW) | (extra or {}), include, jobs)
-        command = [compiler, "-shared", *openmp, *sanitizer, *link, *map(str, [*made, *objects_])]
+        made = objects([*command, *(precompiled(command, first, include) if first else [])], files, include, jobs)
+        command = [command[0], "-shared", *more, *link, *map(str, [*made, *objects_])]
         library = build_dir / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
         if not library.exists():
             subprocess.run([*command, "-o", f"{library}.tmp", "-lm"], check=True)

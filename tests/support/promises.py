@@ -31,6 +31,11 @@ def load():
     return tomllib.loads((ROOT / "tests/support/promises.toml").read_text())["promise"]
 
 
+def processor():
+    words = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M) if os.path.exists("/proc/cpuinfo") else None
+    return words[1] if words else platform.machine()
+
+
 def machine():
     """gpu or cpu, and its name."""
     import kflib
@@ -38,40 +43,58 @@ def machine():
         import subprocess
         name = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True).stdout
         return "gpu", name.split("\n")[0]
-    words = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M) if os.path.exists("/proc/cpuinfo") else None
-    return "cpu", words[1] if words else platform.machine()
+    return "cpu", processor()
 
 
-class Recorder:
-    """Counts outcomes as (test, family). Runs in the process that pytest was started in."""
+class Counts:
+    """Outcomes as (test, family)."""
 
     def __init__(self):
         import kflib
         self.families = {f[name]: f["family"] for f in kflib.manifest()["functions"] for name in ("name", "cpu_name")}
         self.counts = collections.defaultdict(collections.Counter)
 
+    def add(self, nodeid, outcome):
+        """nodeid: of a test, or of a file that was skipped as a whole."""
+        test, _, parameters = nodeid.removeprefix("tests/").partition("[")
+        function = re.search(r"\bkf_\w+", parameters)
+        self.counts[test, self.families.get(function[0], "all") if function else "all"][outcome] += 1
+
+    def tests(self):
+        return [[test, family, *(counter[o] for o in OUTCOMES)] for (test, family), counter in sorted(self.counts.items())]
+
+    def files(self):
+        return sorted({test.partition("::")[0] for test, _ in self.counts})
+
+
+def had(whole=True):
+    """{family: what a run of today's functions says of it}; whole: it ran all of a family's tests, so that the ledger may have it."""
+    import ledger
+    import selection
+    functions = collections.Counter(f["family"] for f in selection.gate())
+    return {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()}
+
+
+class Recorder:
+    """Runs in the process that pytest was started in."""
+
+    def __init__(self):
+        self.counts = Counts()
+
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed" and report.when == "setup":
-            test, _, parameters = report.nodeid.removeprefix("tests/").partition("[")
-            function = re.search(r"\bkf_\w+", parameters)
-            family = self.families.get(function[0], "all") if function else "all"
-            self.counts[test, family][report.outcome] += 1
+            self.counts.add(report.nodeid, report.outcome)
 
     def pytest_collectreport(self, report):
         if report.outcome == "skipped" and report.nodeid.endswith(".py"):  # a file that skips itself
-            self.counts[report.nodeid.removeprefix("tests/"), "all"]["skipped"] += 1
+            self.counts.add(report.nodeid, "skipped")
 
     def pytest_sessionfinish(self, session):
-        import ledger
-        import selection
         kind, name = machine()
         level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
-        functions = collections.Counter(f["family"] for f in selection.gate())
         whole = level > 1 and not (option.keyword or option.markexpr or getattr(option, "lf", False) or any("::" in a for a in session.config.args))
-        families = {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()}
-        found = {"kind": kind, "machine": name, "level": level, "families": families,
-                 "files": sorted({test.partition("::")[0] for test, _ in self.counts}) if whole else [],
-                 "tests": [[test, family, *(counter[o] for o in OUTCOMES)] for (test, family), counter in sorted(self.counts.items())]}
+        found = {"kind": kind, "machine": name, "level": level, "families": had(whole), "files": self.counts.files() if whole else [],
+                 "tests": self.counts.tests()}
         out = ROOT / "build/promises.json"
         out.parent.mkdir(exist_ok=True)
         out.write_text(json.dumps(found, indent=0) + "\n")

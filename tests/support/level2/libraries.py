@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the libraries of tests/cuda side by side, on all cores; a file READY/NAME appears when one is there. Else each would wait for the one
+before it, and a few cores work at the end of each. Units that take so long that they have to begin early do so, whatever library they are of:
+started last, one of them would decide when the last tests can begin. The others follow library by library.
+
+    python tests/support/level2/libraries.py CORES READY NAME...     names of LIBRARIES, helpers
+"""
+
+import collections
+import concurrent.futures
+import functools
+import importlib.util
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+
+if __name__ == "__main__":
+    ROOT = pathlib.Path(__file__).resolve().parents[3]
+    sys.path[0:1] = [str(ROOT / d) for d in ("tests", "tests/support", "gen")]
+
+# A unit of functions whose activation is an argument has the code of every activation in each of its kernels.
+ANY = 18
+
+Unit = collections.namedtuple("Unit", "library key name text make")  # key: the same for units that are the same object
+
+
+def length(unit):
+    """What stands for the seconds that a compiler takes."""
+    return len(unit.text) * (ANY if unit.name.startswith("any_") else 1)
+
+
+def order(units, cores):
+    """Each once, though several libraries may have it. First those that take more than half of what all take on so many cores, as `chosen` has some;
+    then library by library, as they were given: the tests of the first need not wait for the last ones. Of each the longest first."""
+    once = {unit.key: unit for unit in reversed(units)}.values()
+    place = {name: i for i, name in enumerate(dict.fromkeys(unit.library for unit in units))}
+    long = sum(map(length, once)) / cores / 2
+    return sorted(once, key=lambda unit: (-1 if length(unit) > long else place[unit.library], -length(unit)))
+
+
+class Builder:
+    """units: of all libraries; finish: {library: what makes it of its objects}; say(library, seconds, error or None)."""
+
+    def __init__(self, units, finish, say):
+        self.finish, self.say, self.began, self.lock = finish, say, time.monotonic(), threading.Lock()
+        self.units = units
+        self.waits = {name: {u.key for u in units if u.library == name} for name in finish}
+        self.errors, self.seconds = {}, {}
+
+    def run(self, cores):
+        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+            for name in [n for n, left in self.waits.items() if not left]:
+                pool.submit(self.end, name)
+            for unit in order(self.units, cores):
+                pool.submit(self.compile, unit)
+
+    def compile(self, unit):
+        began, error = time.monotonic(), None
+        try:
+            unit.make()
+        except Exception:  # the tests build it themselves, and fail as they would
+            error = traceback.format_exc()
+        with self.lock:
+            self.seconds[unit.name] = time.monotonic() - began
+            of = [name for name, left in self.waits.items() if unit.key in left]
+            for name in of:
+                self.waits[name].discard(unit.key)
+                self.errors[name] = self.errors.get(name) or error
+            done = [name for name in of if not self.waits[name]]
+        for name in done:
+            self.end(name)
+
+    def end(self, name):
+        error = self.errors.get(name)
+        try:
+            if not error:
+                self.finish[name]()
+        except Exception:
+            error = traceback.format_exc()
+        self.say(name, time.monotonic() - self.began, error)
+
+
+def module(name):
+    import kflib
+    spec = importlib.util.spec_from_file_location(f"level2_{name}", kflib.ROOT / f"tests/cuda/{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def fixture(name, of):
+    """What a fixture's own function makes."""
+    made = getattr(module(name), of)
+    return getattr(made, "_get_wrapped_function", lambda: made.__wrapped__)()()
+
+
+def of_numbers(name):
+    import counting
+    import kflib
+    import numeric
+    from conftest import BUILD
+    kflib.build("cuda", list(numeric.CUDA[name]), BUILD / "cuda", numeric.BUILDS["cuda"][name], extra=counting.source(), link=counting.LINK)
+
+
+def subnormal():
+    import kflib
+    import numeric
+    from conftest import BUILD
+    gemm = module("test_gemm")
+    flags = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"] if kflib.capability() == (9, 0) else numeric.BUILDS["cuda"]["default"]
+    kflib.build("cuda", gemm.SUBNORMAL, BUILD / "cuda", flags)
+
+
+def wgmma():
+    fixture("test_wgmma", "lib")
+    fixture("test_wgmma", "invariant_libs")
+
+
+# What asks kflib.build for all that tests of these names need (plan.CUDA), by the tests' own words. First what tests take longest that need it.
+LIBRARIES = {
+    "default": lambda: of_numbers("default"),
+    "nofma": lambda: of_numbers("nofma"),
+    "wgmma": wgmma,
+    "products": lambda: fixture("test_loaded", "products"),
+    "loaded": lambda: fixture("test_loaded", "driver"),
+    "few": lambda: fixture("test_few", "lib"),
+    "gemm": lambda: [fixture("test_gemm", name) for name in ("narrow", "plain")],
+    "subnormal": subnormal,
+    "odd_rows": lambda: fixture("test_odd_rows", "lib"),
+    "sanitizers_wgmma": lambda: fixture("test_sanitizers", "wgmma"),
+    "sanitizers": lambda: fixture("test_sanitizers", "lib"),
+    "chosen": lambda: [fixture("test_chosen", name) for name in ("plain", "contracted")],
+}
+
+
+def recorded(ask):
+    """[(arguments, options)] of the calls of kflib.build that `ask` makes; nothing is compiled."""
+    import kflib
+    build, calls = kflib.build, []
+    kflib.build = lambda *arguments, **options: calls.append((arguments, options))
+    try:
+        ask()
+    finally:
+        kflib.build = build
+    return calls
+
+
+def units_of(name, calls):
+    """The units of a library's files, which kflib.library then finds."""
+    import kflib
+    found = []
+    for arguments, options in calls:
+        command, files, include = kflib.compilation(*arguments, **{k: v for k, v in options.items() if k not in ("link", "objects_", "jobs")})
+        for file, text in files.items():
+            make = functools.partial(kflib.objects, command, {file: text}, include, 1)
+            found.append(Unit(name, (*map(str, command), file, text), file, text, make))
+    return found
+
+
+def main(cores, ready, names):
+    import gpu
+    import kflib
+    from conftest import BUILD
+    ready.mkdir(parents=True, exist_ok=True)
+
+    def say(name, seconds, error):
+        (ready / name).write_text(error or "")
+        print(f"{seconds:6.0f} s  {name}: {f'FAILED{chr(10)}{error}' if error else 'ready'}", flush=True)
+
+    kflib.rendered()
+    units, finish = [], {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")} if "helpers" in names else {}
+    for name in [n for n in LIBRARIES if n in names]:
+        try:
+            calls = recorded(LIBRARIES[name])
+        except BaseException:  # pytest's Skipped, too: the device or the toolkit has not what these tests need
+            say(name, 0, traceback.format_exc())
+            continue
+        units += units_of(name, calls)
+        finish[name] = lambda calls=calls: [kflib.library(*arguments, **options) for arguments, options in calls]
+    builder = Builder(units, finish, say)
+    builder.run(cores)
+    for name, seconds in sorted(builder.seconds.items(), key=lambda item: -item[1])[:20]:
+        print(f"{seconds:6.0f} s  of {name}")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # not when all that is queued has been compiled
+    main(int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plug-in for tests in several processes, calls and machines: a log of the outcomes, a share of the tests, the tests of a list.
+
+    python tests/support/level2/plugin.py --outcomes build/level2/a.jsonl --share 0/4 tests/cuda     # and pytest's own words
+"""
+
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import zlib
+
+if __name__ == "__main__":  # not by PYTHONPATH, which what tests start would have, too
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+import pytest
+
+from level2.logs import plain
+
+TEXT = 3000  # characters of a failure that are kept
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("level 2")
+    group.addoption("--outcomes", metavar="FILE.jsonl", help="a line for each outcome; all tests of the files asked for, chosen or not, in FILE.ids")
+    group.addoption("--share", metavar="I/N", help="one of N shares; an xdist_group stays together, tests marked `alone` are in share 0")
+    group.addoption("--only", metavar="FILE", help="the tests whose ids, or whose files, are lines of FILE")
+
+
+def began(config):
+    """What a log begins with: runs.py joins logs of the same commit and functions alone."""
+    import promises
+    kind, name = promises.machine()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=promises.ROOT, capture_output=True, text=True).stdout.strip()
+    return {"begin": [str(a) for a in config.invocation_params.args], "time": time.time(), "commit": commit, "kind": kind, "machine": name,
+            "processor": promises.processor(), "level": int(os.environ.get("KF_LEVEL", "1")), "families": promises.had()}
+
+
+class Log:
+    """In the process that pytest was started in, where the results of all workers arrive."""
+
+    def __init__(self, config, path):
+        self.path, self.files = path, set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.say(began(config))
+
+    def say(self, line):
+        with open(self.path, "a") as out:
+            out.write(json.dumps(line) + "\n")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node, ids):
+        if node.workerinput["workerid"] == "gw0":
+            self.say({"collected": len(ids)})
+
+    def pytest_collection_finish(self, session):
+        if not session.config.getoption("numprocesses", None):
+            self.say({"collected": len(session.items)})
+
+    def pytest_runtest_logreport(self, report):
+        if report.when != "call" and report.outcome == "passed":
+            return
+        line = {"id": plain(report.nodeid), "when": report.when, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+        self.say(line | why(report))
+
+    def pytest_collectreport(self, report):
+        """A file that skips itself, or cannot be collected; with xdist each worker says so."""
+        if report.nodeid not in self.files and (report.outcome == "failed" or report.outcome == "skipped" and report.nodeid.endswith(".py")):
+            self.files.add(report.nodeid)
+            self.say({"id": report.nodeid, "when": "collect", "outcome": report.outcome, "seconds": 0} | why(report))
+
+    def pytest_sessionfinish(self, exitstatus):
+        self.say({"end": int(exitstatus)})
+
+
+def why(report):
+    if report.outcome == "failed":
+        text = report.longreprtext
+        first = next((w for w in text.splitlines() if w.startswith("E ")), text[-200:])
+        return {"first": first[:400], "text": text if len(text) <= TEXT else f"{text[:TEXT // 2]}\n...\n{text[-TEXT // 2:]}"}
+    if report.outcome == "skipped":
+        told = report.longrepr
+        return {"reason": str(told[2] if isinstance(told, tuple) else getattr(report, "wasxfail", "") or told)[:300]}
+    return {}
+
+
+def group(item):
+    mark = item.get_closest_marker("xdist_group")
+    return str([*mark.args, *mark.kwargs.values()]) if mark else plain(item.nodeid)
+
+
+def share(items, text):
+    """Whole groups in turn, each file's by their hashes: every share has about as many of each file, and of each function's."""
+    i, n = map(int, text.split("/"))
+    groups = collections.defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("::")[0], group(item)].append(item)
+    order = sorted(groups, key=lambda key: (key[0], zlib.crc32(key[1].encode()), key[1]))
+    mine = {id(item) for turn, key in enumerate(order) if turn % n == i for item in groups[key]}
+    return [x for x in items if (i == 0 if x.get_closest_marker("alone") else id(x) in mine)]
+
+
+class Choice:
+    """In each process that has tests; after tests/conftest.py has left out those of a higher level."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        log, only, part = (config.getoption(name) for name in ("outcomes", "only", "share"))
+        if log and getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
+            pathlib.Path(log).with_suffix(".ids").write_text("".join(f"{plain(item.nodeid)}\n" for item in items))
+        found = list(items)
+        if only:
+            wanted = set(pathlib.Path(only).read_text().splitlines())
+            found = [item for item in found if {plain(item.nodeid), item.nodeid.partition("::")[0]} & wanted]
+        if part:
+            found = share(found, part)
+        kept = set(map(id, found))
+        if len(kept) < len(items):
+            config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = found
+
+
+@pytest.hookimpl(trylast=True)  # after tests/conftest.py has told where its modules are
+def pytest_configure(config):
+    log = config.getoption("outcomes")
+    config.in_parts = bool(log or config.getoption("only") or config.getoption("share"))  # tests/cuda/conftest.py asks
+    config.pluginmanager.register(Choice())
+    if log and not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.pluginmanager.register(Log(config, pathlib.Path(log)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main(["-p", "level2.plugin", *sys.argv[1:]]))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs level 2 in many processes at once: what plan.py says, for a machine of so many GPUs and cores. Exit status 0: nothing failed or is missing.
+
+    python tests/support/level2/run.py GPUS CORES [--parts emu:26 headers:16 ...] [--no-gpu] [--only FILE] [--out DIR] [--tag TAG] [--detach]
+    python tests/support/level2/run.py --watch SECONDS [--out DIR]
+
+Each part is a process group: `kill -INT -- -$(cat DIR/NAME.pid)` ends one. All of them are in one session, since Linux weighs nice values within a
+session alone (kernel.sched_autogroup_enabled): with sessions of their own twenty idle-priority parts leave the compilers a twentieth of the cores.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+if __name__ == "__main__":
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from level2 import logs, plan, report
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+LINE = 60  # seconds from one line to the next
+
+
+def environment(gpus):
+    """As `make test` has it. One thread in each process: there are as many processes as cores."""
+    path = [str(pathlib.Path(sys.executable).parent), os.environ["PATH"], *([] if shutil.which("nvcc") else ["/usr/local/cuda/bin"])]
+    return {"KF_BUDGET": "print", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2", **os.environ,
+            "KF_LEVEL": "2", "PATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": gpus}
+
+
+def command(part, out, only=None):
+    """pytest with the plug-in. A test at a time goes to the worker that is free (loadgroup)."""
+    words = ["nice", "-n", str(part.nice), sys.executable, str(HERE / "plugin.py"), "-q", "-p", "no:cacheprovider", "-n", str(part.workers),
+             "--dist", "loadgroup", "--outcomes", str(out / f"{part.name}.jsonl")]
+    words += ["--share", part.share] * bool(part.share) + ["--only", str(only)] * bool(only)
+    return [*words, *(f"--ignore={f}" for f in part.ignored), *part.paths]
+
+
+class Runner:
+    """Starts what can start, until all has ended."""
+
+    def __init__(self, out, parts, only=None, tag=""):
+        self.out, self.waiting, self.only, self.running = out, list(parts), only, {}
+        self.builder, self.ready = f"libraries{tag}", out / f"ready{tag}"
+
+    def start(self, name, words, gpus):
+        with open(self.out / f"{name}.out", "w") as said:
+            self.running[name] = subprocess.Popen(words, cwd=ROOT, env=environment(gpus), stdin=subprocess.DEVNULL, stdout=said,
+                                                  stderr=subprocess.STDOUT, process_group=0)
+        (self.out / f"{name}.pid").write_text(str(self.running[name].pid))
+
+    def libraries(self, cores):
+        """What the parts need, as far as libraries.py makes it."""
+        needs = sorted({need for part in self.waiting for need in part.needs})
+        if needs:
+            shutil.rmtree(self.ready, ignore_errors=True)
+            words = [sys.executable, str(HERE / "libraries.py"), str(cores), str(self.ready), *needs]
+            self.start(self.builder, words, os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+
+    def can_start(self, part):
+        """Its libraries are there, or nobody is making them."""
+        return self.builder not in self.running or all((self.ready / need).exists() for need in part.needs)
+
+    def step(self):
+        """Whether anything is left."""
+        self.running = {name: process for name, process in self.running.items() if process.poll() is None}
+        for part in [p for p in self.waiting if self.can_start(p)]:
+            self.waiting.remove(part)
+            self.start(part.name, command(part, self.out, self.only), part.gpus)
+        return bool(self.running or self.waiting)
+
+    def stop(self):
+        for process in self.running.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+        for process in self.running.values():
+            process.wait()
+
+
+def alive(out):
+    """Of the processes that were started here and have not ended: their names."""
+    found = []
+    for path in sorted(out.glob("*.pid")):
+        try:
+            stat = pathlib.Path(f"/proc/{int(path.read_text())}/stat").read_text()
+        except (OSError, ValueError):
+            continue
+        if stat.rpartition(")")[2].split()[0] != "Z":
+            found.append(path.stem)
+    return found
+
+
+def said(out):
+    """A line on all parts, and on the libraries."""
+    there = list(out.glob("ready*/*"))
+    failed = "".join(f" FAILED {p.name}" for p in there if p.stat().st_size)
+    return report.status(logs.parts([out]), alive(out)) + (f" | libraries {len(there)}{failed}" if there else "")
+
+
+def told(out):
+    parts = logs.parts([out])
+    begun = [p.stem for p in out.glob("*.pid") if p.stem != "run" and not p.stem.startswith("libraries")]
+    print(report.report(parts, begun), end="", flush=True)
+    return bool(report.again(parts)) or {p.name for p in parts} < set(begun)
+
+
+def watch(out, seconds):
+    """Waits for a run that was started with --detach, at most so long; a line a minute."""
+    until, line = time.monotonic() + seconds, 0.0
+    while alive(out) and time.monotonic() < until:
+        if time.monotonic() >= line:
+            print(said(out), flush=True)
+            line = time.monotonic() + LINE
+        time.sleep(1)
+    return told(out)
+
+
+def run(out, parts, cores, only, tag):
+    runner, line = Runner(out, parts, only, tag), time.monotonic() + LINE
+    runner.libraries(cores)
+    try:
+        while runner.step():
+            time.sleep(1)
+            if time.monotonic() >= line:
+                print(said(out), flush=True)
+                line = time.monotonic() + LINE
+    finally:
+        runner.stop()
+    return told(out)
+
+
+def chosen(given):
+    """The parts of a call; a part of an earlier call of the same name keeps its log, so that this one needs a tag."""
+    files = sorted(p.name for p in (ROOT / "tests/cuda").glob("test_*.py"))
+    parts = plan.plan(given.gpus, given.cores, files, given.parts, not given.no_gpu)
+    if given.only:
+        parts = plan.of_list(parts, given.only.read_text().splitlines())
+    parts = [p._replace(name=p.name + (f".{given.tag}" if given.tag else "")) for p in parts]
+    if there := [p.name for p in parts if (given.out / f"{p.name}.jsonl").exists()]:
+        sys.exit(f"{given.out} has logs of {', '.join(there)}: give a --tag, or another --out")
+    return parts
+
+
+def detached(out):
+    """This call again, in the background, in a session of its own."""
+    words = [sys.executable, str(HERE / "run.py"), *(word for word in sys.argv[1:] if word != "--detach")]
+    with open(out / "run.out", "a") as text:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+    (out / "run.pid").write_text(str(process.pid))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpus", type=int, nargs="?", default=0)
+    parser.add_argument("cores", type=int, nargs="?", default=os.cpu_count())
+    parser.add_argument("--parts", nargs="+", default=(), metavar="PATHS:WORKERS", help="of the other folders these alone")
+    parser.add_argument("--no-gpu", action="store_true", help="nothing of tests/cuda")
+    parser.add_argument("--only", type=lambda p: pathlib.Path(p).resolve(), metavar="FILE", help="tests of a list (report.py --write)")
+    parser.add_argument("--out", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build/level2", metavar="DIR")
+    parser.add_argument("--tag", default="", help="behind the parts' names, for a further call")
+    parser.add_argument("--detach", action="store_true", help="return at once")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="only wait for what runs, and report")
+    given = parser.parse_args()
+    if given.watch is not None:
+        return watch(given.out, given.watch)
+    parts = chosen(given)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.detach:
+        return detached(given.out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the parts are ended, too
+    return run(given.out, parts, given.cores, given.only, given.tag)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
