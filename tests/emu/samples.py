@@ -87,6 +87,11 @@ def overwrites_what_was_picked(f):
     return picks and f["family"] == "row" and bool(checks.in_place_pairs(f))
 
 
+def in_place(f):
+    """(output, input) that share memory in one more call: where a thread writes what others read; at level 2 all of ops over rows."""
+    return checks.in_place_pairs(f) if overwrites_what_was_picked(f) or cases.LEVEL > 1 and f["family"] == "row" else []
+
+
 def functions(sample):
     if cases.LEVEL == 1:  # of each schedule and size of element one, of 2 and 4 bytes by turns where both have its kernels
         found = kflib.on("cuda", selection.of_schedules(SAMPLES[sample].dtypes))

@@ -48,7 +48,7 @@ def main():
             for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f)):
                 memory.runs = samples.SAMPLES[sample].orders(i)
                 checks.run(lib, memory, f, sizes, values, shift=shift)
-            for pair in checks.in_place_pairs(f):  # whose reads and writes meet
+            for pair in samples.in_place(f):  # whose reads and writes meet
                 checks.run(lib, memory, f, samples.SAMPLES[sample].cases(f)[0][0], inplace=(pair,))
     except checks.Failure as failure:
         print(failure)

@@ -16,7 +16,7 @@ CUDA = (
     ("few odd_rows gemm", "each", 1, ("few", "odd_rows", "gemm", "subnormal")),
     ("chosen", "each", 2, ("chosen",)),
     ("large", "each", 1, ("default", "helpers")),
-    ("devices", "pairs", 3, ("default", "helpers")),
+    ("devices", "twos", 3, ("default", "helpers")),
     ("loaded", "each", 2, ("products", "loaded", "default", "helpers")),
     ("wgmma", "each", 1, ("wgmma",)),
     ("sanitizers", "each", 3, ("sanitizers", "sanitizers_wgmma")),
@@ -50,9 +50,9 @@ def without_gpu(cores, gpus=0, chosen=()):
 
 def places(where, gpus):
     """[(CUDA_VISIBLE_DEVICES, share)]"""
-    if where == "pairs":
-        pairs = max(1, gpus // 2)
-        return [(",".join(str(g) for g in (2 * k, 2 * k + 1) if g < gpus), f"{k}/{pairs}") for k in range(pairs)]
+    if where == "twos":
+        twos = max(1, gpus // 2)
+        return [(",".join(str(g) for g in (2 * k, 2 * k + 1) if g < gpus), f"{k}/{twos}") for k in range(twos)]
     return {"first": [("0", "")], "last": [(str(gpus - 1), "")], "each": [(str(g), f"{g}/{gpus}") for g in range(gpus)]}[where]
 
 
