@@ -113,7 +113,7 @@ static void give_fiber(fiber *f)
 {
 #if defined(KF_EMU_TSAN)
     fiber **list = &emu.used_fibers;            /* two threads of a launch that are one to ThreadSanitizer would hide a race */
-    if (emu.fibers > 4500) return end_fiber(f); /* it has room for 8,000, a process for the mappings of 6,000 */
+    if (emu.fibers > 3000) return end_fiber(f); /* a process has room for 65,530 mappings, a thread has up to 14 */
 #else
     fiber **list = &emu.free_fibers;
 #endif

@@ -113,8 +113,8 @@ def line(name, outcome, when="call"):
     return json.dumps({"id": name, "when": when, "outcome": outcome, "seconds": 1, "reason": "", "first": ""})
 
 
-def a_log(name, kind, *lines, ids=(), commit="c"):
-    begin = {"begin": [], "time": 0, "commit": commit, "kind": kind, "machine": "GPU", "processor": "p", "level": 2, "families": {}}
+def a_log(name, kind, *lines, ids=(), commit="c", processor="p"):
+    begin = {"begin": [], "time": 0, "commit": commit, "kind": kind, "machine": "GPU", "processor": processor, "level": 2, "families": {}}
     return logs.Part(name, "\n".join([json.dumps(begin), *lines, '{"end": 0, "cut']), ids)
 
 
@@ -131,6 +131,8 @@ def test_each_kind_of_machine_has_its_tests():
     assert runs.joined("gpu", parts())[1] == {"cuda/test_x.py": 1}
     for skips in (False, True):  # that the file skipped itself elsewhere is no outcome
         assert report.again(parts(), skips) == {ids[0]: "failed", ids[1]: "none"}
+    assert runs.joined("gpu", parts())[0]["machine"] == "GPU"
+    assert runs.joined("cpu", [*parts(), a_log("here", "cpu", line("tests/emu/a.py::d", "passed"), processor="q")])[0]["machine"] == "p, q"
     with pytest.raises(SystemExit, match="several: commit"):
         runs.joined("cpu", [*parts(), a_log("old", "cpu", line("tests/emu/a.py::c", "passed"), commit="d")])
 

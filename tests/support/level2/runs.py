@@ -47,7 +47,7 @@ def joined(kind, parts):
         sys.exit(f"the logs have nothing of a run of kind {kind}")
     agreed(parts, "commit")
     level, families = agreed(parts, "level"), agreed(parts, "families")
-    machine = agreed(parts, "machine" if kind == "gpu" else "processor")
+    machine = ", ".join(sorted({part.begin["machine" if kind == "gpu" else "processor"] for part in parts}))
     counts = promises.Counts()
     for name, line in logs.outcomes(parts).items():
         counts.add(name, line["outcome"])
