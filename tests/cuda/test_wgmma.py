@@ -108,7 +108,7 @@ def invariant_libs():
 def test_batch_invariant(invariant_libs, f):
     """By wgmma, by mma.sync, and by way of registers."""
     memory = checks.CudaMemory()
-    ways = [(what, invariant_libs[portable], memory, shift, lambda: None)
+    ways = [(what, invariant_libs[portable], memory, shift, lambda: None, 0)
             for what, portable, shift in (("by wgmma", 0, 0), ("by mma.sync", 1, 0), ("from any address", 1, 1))]
     for cols, depth, rows in ((24, 1032, invariant.ROWS), (1032, 520, (2100, 1000, 65, 64, 5))):  # all of sm_90a's tiles
         invariant.check(f, ways, cols, depth, rows)

@@ -105,12 +105,6 @@ static void run_grid()
     free(order);
 #if defined(KF_EMU_TSAN)
     __tsan_acquire(&emu.done_mark);
-    while (emu.used_fibers) {
-        fiber *f = emu.used_fibers;
-        emu.used_fibers = f->next;
-        f->next = emu.free_fibers;
-        emu.free_fibers = f;
-    }
 #endif
 }
 

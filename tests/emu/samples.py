@@ -36,11 +36,11 @@ class Sample:
     runs: tuple = emulator.RUNS
     most: int = ARENA  # bytes of a call's tensors at level 2
 
-    def cases(self, f):
-        """Few, but all of them at level 2 for one function of each schedule, if they are not larger than `most`; at level 3 all for every one."""
+    def cases(self, f, every=False):
+        """Few, but all of them at level 2 for one function of each schedule, or `every` one, if they are not larger than `most`; at level 3 all."""
         if cases.LEVEL > 2:
             return cases.runs(f)
-        if cases.LEVEL > 1 and f["name"] in of_schedules(self.takes):
+        if cases.LEVEL > 1 and (every or f["name"] in of_schedules(self.takes)):
             return [case for case in cases.runs(f) if checks.places(f, case[0], case[2])[1] <= self.most]
         return REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
 
@@ -103,11 +103,11 @@ def functions(sample):
 
 def run(library, sample, names=(), first=False):
     """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something: with
-    `first` at once, where a fault is planted that gives thousands of reports."""
+    `first` at once, where a fault is planted that gives thousands of reports; each function on all shapes then, as it need not be its schedule's."""
     variant = SAMPLES[sample].variant
     environment = {**os.environ, **emulator.sanitizer_environment(variant), "OPENBLAS_NUM_THREADS": "1"}  # its threads look like races
     if first:
         environment["TSAN_OPTIONS"] += ":halt_on_error=1"
     command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, str(pathlib.Path(__file__).with_name("worker.py")),
-               str(library), sample, *names]
+               str(library), sample, *["--every"] * first, *names]
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)

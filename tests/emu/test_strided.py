@@ -27,9 +27,15 @@ def lib():
 SEEDED = {
     "rows of heads as if they were dense": ("kf/core/row_access.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
     "batches of planes as if they were dense": ("kf/core/row_access.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
-    "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = o \* p\.outer \+ first", "at.start = o * g.axis + first", ("kf_sum_f32",)),
-    "parts are joined as the tensor lies": ("kf/core/reduce.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
+    "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = (o|outer) \* p\.outer", r"at.start = \1 * g.axis", ("kf_sum_f32",)),
+    "parts are joined as the tensor lies": ("kf/core/reduce_host.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
 }
+
+
+def test_every_fault_has_its_place(include, tmp_path):
+    """Those that level 1 does not compile can still be planted."""
+    for *place, _ in SEEDED.values():
+        faults.plant(include, tmp_path, *place)
 
 
 @pytest.mark.parametrize("what", faults.some(SEEDED))

@@ -175,9 +175,10 @@ def test_batch_invariant(lib, f):
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
     emu.set(gemm_class=0)
-    ways = ("by wgmma", 0, 1, 2), ("by wgmma, larger tiles", 0, 1, 1), ("by mma.sync", 0, 0, 2), ("from any address", 1, 0, 2)
+    kinds = ("by wgmma", 0, 1, 2), ("by wgmma, larger tiles", 0, 1, 1), ("by mma.sync", 0, 0, 2), ("from any address", 1, 0, 2)
+    ways = [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms), sms) for what, shift, hopper, sms in kinds]
     try:
-        invariant.check(f, [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms)) for what, shift, hopper, sms in ways])
+        invariant.check(f, ways)
     finally:
         emu.set(hopper=0, gemm_sms=1, gemm_class=64)
 

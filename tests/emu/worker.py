@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs functions in the emulation, in a process of its own that a sanitizer was loaded into: python worker.py LIBRARY
-SAMPLE [NAME ...]. The sanitizer says on stderr what it finds. Prints how many functions ran, or the first check that failed."""
+SAMPLE [--every] [NAME ...]. The sanitizer says on stderr what it finds. Prints how many functions ran, or the first check that failed."""
 
 import ctypes
 import pathlib
@@ -39,13 +39,15 @@ class Poisoned(emulator.Memory):
 
 def main():
     library, sample, *names = sys.argv[1:]
+    every = names[:1] == ["--every"]
+    names = names[every:]
     variant = samples.SAMPLES[sample].variant
     lib = kflib.Lib("emu", library)
     memory = (Poisoned if variant == "asan" else emulator.Memory)(emulator.Emulator(lib), samples.SAMPLES[sample].runs, samples.ARENA)
     functions = [f for f in samples.MANIFEST if f["name"] in names] if names else samples.functions(sample)
     try:
         for f in functions:
-            for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f)):
+            for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f, every)):
                 memory.runs = samples.SAMPLES[sample].orders(i)
                 checks.run(lib, memory, f, sizes, values, shift=shift)
             for pair in samples.in_place(f):  # whose reads and writes meet

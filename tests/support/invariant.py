@@ -37,13 +37,14 @@ def results(lib, memory, f, whole, rows, shift):
 
 def check(f, ways, cols=24, depth=1032, several=ROWS):
     """cols, depth: of the product that makes rows of a forward, or of a gradient.
-    ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first)]. Rows have the same bits in all of them; of
-    floats in each, as long as alignment allows the same kernels: the leading dimension of a left factor across its depth is the number of rows."""
+    ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first, multiprocessors)]. Rows have the same bits in all
+    of them; of floats in each, as long as alignment allows the same kernels: the leading dimension of a left factor across its depth is the number
+    of rows. A vector that is summed over rows (a bias' gradient) has parts by the number of multiprocessors."""
     first = {}
     floats = f["dtypes"][0] in ("f32", "tf32")
     if floats and f["form"][0] == "t" and not f["bwd"]:
         several = [rows + -rows % 4 for rows in several]
-    for what, lib, memory, shift, before in ways:
+    for what, lib, memory, shift, before, multiprocessors in ways:
         before()
         first = {} if floats else first
         whole = checks.Layout(lib, f, (1, several[0], *((depth, cols) if f["bwd"] else (cols, depth))))
@@ -52,6 +53,7 @@ def check(f, ways, cols=24, depth=1032, several=ROWS):
                 argument = whole.tensors[name]
                 if whole.data[name].shape == got.shape and rows != several[0]:
                     continue  # a sum over rows
-                want = cut(first.setdefault(name, got), got.shape)
+                by_parts = argument["role"] == "sum" and argument.get("kind") != "right"
+                want = cut(first.setdefault((name, multiprocessors if by_parts else 0), got), got.shape)
                 if not same(want, got, argument["dtype"]):
                     raise checks.Failure(f"{f['name']}: {name} of {rows} rows {what}: other bits than of {several[0]}")
