@@ -42,6 +42,11 @@ def expanded(found, ops):
             yield key, entry, key, functions.get(entry["function"])
 
 
+def targets(ops):
+    """[(op, activation)] of kf's aliases, for whose functions `problems` asks."""
+    return [target for *_, target in expanded(load(), ops) if target]
+
+
 def of(functions, ops, found=None):
     """What the manifest has of each alias of its `functions`: the function by its op and activation, the order of its arguments, defaults.
     A user's function that has an alias's name is the one that is meant."""
@@ -53,7 +58,7 @@ def of(functions, ops, found=None):
 
 
 def problems(functions, ops, found=None):
-    """What is wrong with the aliases, a line each. functions: the manifest's, of all of kf."""
+    """What is wrong with the aliases, a line each. functions: the manifest's, those of `targets` at least."""
     taken, wrong = dict.fromkeys(named(ops), "a function"), []
     forward = {(f["op"], f["activation"]): f for f in reversed(functions) if not f["bwd"] and not f["state"]}
     for alias, entry, key, target in expanded(load() if found is None else found, ops):

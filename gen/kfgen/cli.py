@@ -92,17 +92,17 @@ def one_a_line(found):
 
 
 def list_functions(args):
+    if not args.aliases and not args.json:
+        print(*(f"{signature};" for signature in manifest.signatures(selected(args))), sep="\n")
+        return 0
     found = manifest.build(selected(args), user_of(args))
     if args.aliases:
         for a in found["aliases"]:
             words = ", ".join(x["name"] if x["name"] == x["of"] else f"{x['name']} = {x['of']}" for x in a["arguments"])
             defaults = "".join(f", {name} = {value}" for name, value in a["defaults"].items() if name not in [x["of"] for x in a["arguments"]])
             print(f"{a['name']}({words}{defaults}): {names.fill(a['op'], a['activation'])}")
-    elif args.json:
-        print(one_a_line(found))
     else:
-        for f in found["functions"]:
-            print(f["signature"] + ";")
+        print(one_a_line(found))
     return 0
 
 
@@ -157,7 +157,8 @@ def check(args):
         raise ValueError(f"check needs {e.name}: pip install numpy scipy") from None
     selection = selected(args)
     failures, counts = checking.run(selection)
-    failures += aliases.problems(manifest.build(selection)["functions"], [op for op in selection.ops if op.builtin])
+    own = [op for op in selection.ops if op.builtin]
+    failures += aliases.problems(manifest.forwards(selection, aliases.targets(own)), own)
     for failure in failures:
         print(f"kfgen: {failure}", file=sys.stderr)
     for note in notes.run(selection) if not failures else ():

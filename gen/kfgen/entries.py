@@ -214,6 +214,13 @@ class Spec:
     activations: dict
     ops: dict
     files: list
+    own: object = None  # the Spec of kf's own entries, whose ops these have copies of
+    made: dict = field(default_factory=dict)  # of that Spec: kernels, for all that load it (render.Selection)
+
+    def as_own(self, op):
+        """Whether an entry is kf's own as it was loaded: of it, its activations and what it is made of nothing has been changed."""
+        own = self.own.ops.get(op.pattern) if self.own else None
+        return own is not None and all(getattr(op, name) is getattr(own, name) for name in Op.__dataclass_fields__)
 
 
 class Fields:

@@ -168,8 +168,7 @@ def function(launcher, user=None, common=None, backward=None):
         "sizes": k.sizes, "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
-        "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
-        "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+        "signature": _signature(launcher), "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors), "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
         "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]) if "cuda" in k.backends else "",
@@ -210,6 +209,25 @@ def statements(kernels):
                 if key not in found:
                     found[key] = {library: k.family.statements(k, act, library, by) for library in formulas.LIBRARIES}
     return found
+
+
+def signatures(selection):
+    """What build has as `signature` of each of its functions."""
+    return [_signature(launcher) for k in selection.all_kernels() for launcher in k.launchers]
+
+
+def forwards(selection, wanted):
+    """Of the forwards of each of these (op, activation) the first one that build has, made alone."""
+    found = {}
+    for op, act in wanted:
+        kernels = selection.kernels(op)
+        first = next(x for k in kernels if not k.bwd for x in k.launchers if x.act is act and not x.state)
+        found[op.pattern, act.name] = function(first, None, None, next((k for k in kernels if k.bwd and k.dtypes == first.kernel.dtypes), None))
+    return list(found.values())
+
+
+def _signature(launcher):
+    return f"kf_result_t {launcher.name}({launcher.cuda_parameters})"
 
 
 def build(selection, user=None):

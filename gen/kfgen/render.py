@@ -126,12 +126,15 @@ class Selection:
     def kernels(self, op):
         """The op's kernels, their activations cut to the selection."""
         if op.pattern not in self._kernels:
-            found = []
-            for k in expand.kernels(op, self.dtypes):
-                k.acts = [a for a in k.acts if a in self.activations]
-                if k.acts:
-                    found.append(k)
-            self._kernels[op.pattern] = found
+            whole = self.spec.as_own(op) and all(a in self.activations for a in op.activations)  # the same for every Selection that has it
+            made, key = self.spec.own.made if whole else {}, (op.pattern, *self.dtypes)
+            if key not in made:
+                made[key] = []
+                for k in expand.kernels(op, self.dtypes):
+                    k.acts = [a for a in k.acts if a in self.activations]
+                    if k.acts:
+                        made[key].append(k)
+            self._kernels[op.pattern] = made[key]
         return self._kernels[op.pattern]
 
     def all_kernels(self):
@@ -141,7 +144,8 @@ class Selection:
 def with_acts(kernel, acts):
     """The kernel with these activations instead of its own."""
     found = copy.copy(kernel)
-    found.__dict__.pop("_body", None)
+    for cached in ("cuda", "c", "_body"):
+        found.__dict__.pop(cached, None)
     found.acts = acts
     return found
 

@@ -2,6 +2,8 @@
 """Loads and checks spec files. Every error names the file, the entry, the field and what to do."""
 
 import ast
+import copy
+import functools
 import json
 import pathlib
 import re
@@ -29,7 +31,7 @@ from kfgen.entries import (
 )
 from kfgen.families import FAMILIES
 from kfgen.paths import SPECS
-from kfgen.spec_checks import check_activation_expressions, check_expressions, check_scalars
+from kfgen.spec_checks import check_activation_expressions, check_by_result, check_expressions, check_layout, check_scalars
 
 
 def user_stem(files):
@@ -46,10 +48,28 @@ def builtin_files():
 
 def load(files=(), builtin=True):
     """All entries of the built-in files and of `files`, checked on their own and against each other."""
-    spec = load_files(builtin_files() if builtin else (), files)
+    own = _own(tuple((path, _text(path.name, path)) for path in builtin_files())) if builtin else Spec({}, {}, [])
+    ops = {pattern: copy.copy(op) for pattern, op in own.ops.items()}
+    return _checked(Spec(dict(own.activations), ops, list(own.files), own), files)
+
+
+@functools.lru_cache(2)
+def _own(files):
+    """The entries of the built-in files, [(path, text)], checked once: a process that loads one spec file after the other has them again."""
+    spec = Spec({}, {}, [])
+    for path, text in files:
+        _load_text(spec, path, path.name, text, True)
+    return _checked(spec, ())
+
+
+def _checked(spec, files):
+    known = set(spec.own.activations) if spec.own else ()
+    for path in files:
+        _load_file(spec, pathlib.Path(path), False)
     finish(spec)
-    for act in spec.activations.values():
-        check_activation_expressions(act)
+    for name, act in spec.activations.items():
+        if name not in known:
+            check_activation_expressions(act)
     return spec
 
 
@@ -62,14 +82,21 @@ def load_files(builtin, files=()):
 
 
 def finish(spec):
-    """Gives ops their activations, and checks their expressions."""
+    """Gives ops their activations, and checks their expressions. What of kf's own is checked already stays as it is, as far as it is the same."""
+    known = spec.own or Spec({}, {}, [])
     for op in spec.ops.values():
-        op.activations = _activations_of(spec, op)
+        found = _activations_of(spec, op)
+        if found != op.activations:
+            op.activations = found
     for op in spec.ops.values():
-        op.made_of = tuple(_entry(spec, op, name) for name in families.of(op).made_of(op))
-        check_expressions(op)
+        made_of = tuple(_entry(spec, op, name) for name in families.of(op).made_of(op))
+        if not all(map(spec.as_own, made_of)) or op.pattern not in known.ops:
+            op.made_of = made_of
+        if op.pattern not in known.ops:
+            check_expressions(op)
         for act in op.activations:
-            check_scalars(op, act)
+            if op.pattern not in known.ops or act.name not in known.activations:
+                check_scalars(op, act)
 
 
 def _entry(spec, op, name):
@@ -81,12 +108,26 @@ def _entry(spec, op, name):
 
 def _load_file(spec, path, builtin):
     name = path.name if builtin else str(path)
+    _load_text(spec, path, name, _text(name, path), builtin)
+
+
+SYNTAX = "see https://toml.io; quote keys that hold braces"
+
+
+def _text(name, path):
     try:
-        data = tomllib.loads(path.read_text())
+        return path.read_text()
     except OSError as e:
         raise SpecError(name, "file", "path", e.strerror or str(e), "give the path of a readable .toml file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise SpecError(name, "file", "syntax", str(e), "see https://toml.io; quote keys that hold braces") from None
+    except UnicodeDecodeError as e:
+        raise SpecError(name, "file", "syntax", str(e), SYNTAX) from None
+
+
+def _load_text(spec, path, name, text, builtin):
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise SpecError(name, "file", "syntax", str(e), SYNTAX) from None
     spec.files.append(path)
     for section, entries in data.items():
         if section not in ("activation", "op") or not isinstance(entries, dict):
@@ -127,7 +168,7 @@ def _load_activation(spec, file, name, f, builtin):
     f.done()
     f.oracle("ref", act.ref)
     f.oracle("dref", act.dref or "0")
-    _check_by_result(f, act)
+    check_by_result(f, act)
     for field_, table in (("edges", act.edges), ("dedges", act.dedges)):
         for point, value in table.items():
             if not is_number(point) or isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -140,16 +181,6 @@ def _load_activation(spec, file, name, f, builtin):
     if act.budget and not act.budget.get("why"):
         raise f.error("budget", "gives no reason", 'add why = "..."')
     spec.activations[name] = act
-
-
-def _check_by_result(f, act):
-    """What is said of the derivative by the result: all of it or nothing."""
-    f.oracle("dref_out", act.dref_out or "0")
-    if (act.dexpr_out is None) != (act.dref_out is None):
-        there, missing = ("dexpr_out", "dref_out") if act.dref_out is None else ("dref_out", "dexpr_out")
-        raise f.error(missing, f"is missing beside {there}", "give the derivative by the result y in both languages, or in neither")
-    if act.rising and (act.dexpr_out is None or not set(act.rising) <= set(act.scalars)):
-        raise f.error("rising", f"is {list(act.rising)!r}", "name scalars of an activation with dexpr_out, that must not be negative for it")
 
 
 def _id(spec, file, name, f, builtin):
@@ -228,7 +259,7 @@ def load_op(spec, file, pattern, f, builtin):
         others = "".join(f', "{word}"' for word in family.types)
         raise f.error("types", f"is {op.types!r}", f'write "one", "pairs" or "weights"{others}')
     if op.layout:
-        _check_layout(f, op)
+        check_layout(f, op)
     if op.empty not in ("value", "error") or (op.empty == "error" and "empty" not in family.fields):
         raise f.error("empty", f"is {op.empty!r}", 'write "value", or "error" in an op of family = "reduce" that has no value then')
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
@@ -295,17 +326,6 @@ def _row_fields(f, family, taken, operands):
         if name not in wanted:
             raise f.error("grads", f"`{name}` is no operand with a gradient", f"those are: {', '.join(wanted) or 'none'}")
     return saved, updates, grads
-
-
-def _check_layout(f, op):
-    if op.layout in families.of(op).layouts:
-        return
-    if op.layout != "channels":
-        raise f.error("layout", f"is {op.layout!r}", 'write "channels", or leave it out: operands say the rest by their kinds')
-    odd = next((o for o in op.operands if o.kind not in ("elem", "per_row")), None)
-    if "layout" not in families.of(op).fields or odd:
-        problem = f'is "channels" of an op with `{odd.name}`, a {odd.kind!r}' if odd else f"is {op.layout!r} of an op of family {op.family!r}"
-        raise f.error("layout", problem, 'rows of channels belong to family = "row" and operands "elem" and "per_row" (one value per channel)')
 
 
 def _in_every_dtype(value):

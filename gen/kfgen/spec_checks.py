@@ -68,3 +68,24 @@ def check_activation_expressions(act):
                 act.build_bwd(graph, env["x"], graph.var("dy"), {s: env[s] for s in act.scalars})
         except ExprError as e:
             raise SpecError(act.file, f"activation.{act.name}", name, str(e), "see the expression language in docs/hacking.md") from None
+
+
+def check_by_result(f, act):
+    """What is said of the derivative by the result: all of it or nothing."""
+    f.oracle("dref_out", act.dref_out or "0")
+    if (act.dexpr_out is None) != (act.dref_out is None):
+        there, missing = ("dexpr_out", "dref_out") if act.dref_out is None else ("dref_out", "dexpr_out")
+        raise f.error(missing, f"is missing beside {there}", "give the derivative by the result y in both languages, or in neither")
+    if act.rising and (act.dexpr_out is None or not set(act.rising) <= set(act.scalars)):
+        raise f.error("rising", f"is {list(act.rising)!r}", "name scalars of an activation with dexpr_out, that must not be negative for it")
+
+
+def check_layout(f, op):
+    if op.layout in families.of(op).layouts:
+        return
+    if op.layout != "channels":
+        raise f.error("layout", f"is {op.layout!r}", 'write "channels", or leave it out: operands say the rest by their kinds')
+    odd = next((o for o in op.operands if o.kind not in ("elem", "per_row")), None)
+    if "layout" not in families.of(op).fields or odd:
+        problem = f'is "channels" of an op with `{odd.name}`, a {odd.kind!r}' if odd else f"is {op.layout!r} of an op of family {op.family!r}"
+        raise f.error("layout", problem, 'rows of channels belong to family = "row" and operands "elem" and "per_row" (one value per channel)')
