@@ -110,15 +110,16 @@ def render(args):
     if args.stamp and (count := stamp.fresh(args)):
         print(f"kfgen: {count} files are up to date")
         return 0
-    selection, user = selected(args), user_of(args)
+    user = user_of(args)
+    if args.one_file and not user:
+        raise ValueError("--one-file is for spec files of your own: give --spec, or use `kfgen single`")
+    selection = selected(args)
     launchers = [(k, a) for k in selection.all_kernels() for a in k.launchers if not user or not (k.op.builtin and a.act.builtin)]
     if not launchers:
         raise ValueError(f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen")
     renderer = Renderer(selection, user)
     files = renderer.render()
     if args.one_file:
-        if not user:
-            raise ValueError("--one-file is for spec files of your own: give --spec, or use `kfgen single`")
         files = single.own(files, user)
     if args.list:
         print(*sorted(files), *renderer.dependencies(), sep="\n")

@@ -9,6 +9,7 @@ import subprocess
 import cases
 import pytest
 import toolkit
+from compilers import quick
 from kfgen import source, spec
 from kfgen.cli import main
 from kfgen.render import Selection
@@ -81,8 +82,8 @@ def test_nvcc(capsys, tmp_path, name):
     assert set(re.findall(r"\bkf_\w+_(?:f32|f16|bf16|f64)(?=\()", text)) == {name}
     path = tmp_path / "one.cu"
     path.write_text(text + f"void *use() {{ return (void *){name}<>; }}\n")
-    done = subprocess.run(["nvcc", "-arch=sm_90", "-Werror", "all-warnings", "-c", str(path), "-o", str(tmp_path / "one.o")], capture_output=True,
-                          text=True)
+    done = subprocess.run(["nvcc", "-arch=sm_90", *quick(), "-Werror", "all-warnings", "-c", str(path), "-o", str(tmp_path / "one.o")],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in (tmp_path / "one.o").read_bytes()
 

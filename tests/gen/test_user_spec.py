@@ -9,6 +9,7 @@ import checks
 import kflib
 import pytest
 import toolkit
+from compilers import quick
 from kfgen import spec as specs
 from kfgen.cli import main
 from kfgen.render import Renderer, Selection, parts
@@ -166,7 +167,7 @@ __global__ void own(float *x) { x[threadIdx.x] = kf_shifted_log(x[threadIdx.x], 
 def test_compiled_as_cuda(include, spec_file, tmp_path):
     source = tmp_path / "program.cu"
     source.write_text(CUDA_PROGRAM)
-    done = subprocess.run(["nvcc", "-arch=sm_90", "-Werror", "all-warnings", *(f"-I{d}" for d in include), "-c", str(source), "-o",
+    done = subprocess.run(["nvcc", "-arch=sm_90", *quick(), "-Werror", "all-warnings", *(f"-I{d}" for d in include), "-c", str(source), "-o",
                            str(tmp_path / "program.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     text = (tmp_path / "program.o").read_bytes()

@@ -7,6 +7,7 @@ import subprocess
 import kflib
 import pytest
 import toolkit
+from compilers import quick
 from kfgen import families
 from kfgen import spec as specs
 from kfgen.render import Selection
@@ -45,7 +46,7 @@ int main(int argc, char **)
 
 def test_host_code_calls_them(include, tmp_path):
     (tmp_path / "both.cu").write_text(PROGRAM)
-    command = [NVCC, "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", *(f"-I{d}" for d in include)]
+    command = [NVCC, "-std=c++17", "-arch=sm_90", *quick(), "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", *(f"-I{d}" for d in include)]
     done = subprocess.run([*command, "both.cu", "-o", "both"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     done = subprocess.run([tmp_path / "both"], capture_output=True, text=True)

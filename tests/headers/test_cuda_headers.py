@@ -97,7 +97,7 @@ def test_ops_alone(part, include, tmp_path):
 @pytest.mark.parametrize("option", cases.by_level(["-lineinfo"], ["-G", "-lineinfo"]))
 def test_debug_information(option, include, tmp_path):
     functions = [f for f in sample(1) if f["scratch"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]][::cases.by_level(12, 2)]
-    objects = compile_cuda(include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress")
+    objects = compile_cuda(include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress", *quick())
     assert b".debug_line" in objects[0].read_bytes() and any(f["scratch"] for f in functions)
 
 

@@ -5,7 +5,7 @@ C++, and nvcc, from level 2 on of all ops and below of one of each family."""
 import cases
 import odd_names
 import pytest
-from compilers import ARCH, GCC, NVCC, NVCC_WARNINGS, WARNINGS, addresses, flags, passes, write
+from compilers import ARCH, GCC, NVCC, NVCC_WARNINGS, WARNINGS, addresses, flags, passes, quick, write
 from kfgen.families import FAMILIES
 
 
@@ -23,4 +23,4 @@ def test_nvcc(include, tmp_path, family):
     _, found, _ = odd_names.pairs(family, tmp_path)
     wanted = cases.by_level([f for _, f in found if f["op"].startswith("odd0")], [f for _, f in found])
     [source] = write(tmp_path, {"all.cu": addresses(wanted)})
-    passes([NVCC, "-O1", ARCH, *NVCC_WARNINGS, "-c", *flags([*include, tmp_path]), source, "-o", tmp_path / "all.o"], cwd=tmp_path)
+    passes([NVCC, "-O1", ARCH, *quick(), *NVCC_WARNINGS, "-c", *flags([*include, tmp_path]), source, "-o", tmp_path / "all.o"], cwd=tmp_path)

@@ -13,6 +13,7 @@ import counting
 import kflib
 import pytest
 import selection
+from compilers import quick
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from instructions import NVCC  # noqa: E402
@@ -33,7 +34,7 @@ def objects(include, once):
 def compiled(include, folder):
     parts = kflib.sources("cuda", KINDS)
     files = {"detail.cu": parts.pop("detail.cu"), "launchers.cu": "\n".join(parts.values())} | counting.source()
-    command = [NVCC, "-arch=sm_90", "-Xptxas", "-O0", "-Xcompiler", "-fPIC", *(f"-I{d}" for d in include), "-c"]
+    command = [NVCC, "-arch=sm_90", *(quick() or ("-Xptxas", "-O0")), "-Xcompiler", "-fPIC", *(f"-I{d}" for d in include), "-c"]
     for name, text in files.items():
         (folder / name).write_text(text)
         subprocess.run([*command, str(folder / name), "-o", str(folder / f"{name}.o")], check=True)

@@ -3,7 +3,7 @@
 
 import cases
 import pytest
-from compilers import ARCH, GCC, NVCC, WARNINGS, compile_cuda, flags, passes, write
+from compilers import ARCH, GCC, NVCC, WARNINGS, compile_cuda, flags, passes, quick, write
 
 UNIT_A = """
 #include <kf/kf.h>
@@ -75,6 +75,6 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
 @pytest.mark.parametrize("rdc", cases.by_level([()], [(), ("-rdc=true",)]), ids=lambda words: "rdc" if words else "whole")
 def test_two_cuda_units(rdc, include, tmp_path):
     """What is refused before anything is launched needs no GPU."""
-    objects = compile_cuda(include, tmp_path, {"a.cu": CUDA_A, "b.cu": CUDA_B}, *rdc)
+    objects = compile_cuda(include, tmp_path, {"a.cu": CUDA_A, "b.cu": CUDA_B}, *rdc, *quick())
     passes([NVCC, ARCH, *rdc, *objects, "-o", tmp_path / "program"])
     assert passes([tmp_path / "program"]) == "same\n"
