@@ -154,12 +154,12 @@ def test_no_operand_has_a_name_of_kf_inside():
 
 
 @pytest.mark.parametrize("family", odd_names.ENTRIES)
-def test_the_identifiers_are_found(tmp_path, family):
+def test_the_identifiers_are_found(once, family):
     """All that the code of a family has, but for keywords and public names, is an operand's name somewhere in the ops that tests/cpu and
     tests/emu run (test_names.py)."""
-    _, _, names_ = odd_names.pairs(family, tmp_path)
+    path, _, names_ = odd_names.made(once, family)
     given = set()
-    for o in spec.load([tmp_path / f"{family}.toml"]).ops.values():
+    for o in spec.load([path]).ops.values():
         parts = (p for q in o.operands for p in (q.name, *q.parts))
         given |= {*parts, *o.scalars, *o.outputs, *o.saved, *o.own.get("load", ()), *o.own.get("products", ())}
     assert set(names_) <= given and len(names_) > cases.said("FEW_NAMES").get(family, 30)

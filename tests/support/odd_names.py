@@ -166,6 +166,11 @@ def pairs(family, folder):
                   for name, f in functions.items() if (turn := re.search(r"odd(\d+)", name))], names
 
 
+def made(once, family):
+    """The same, made once a run for all backends and compilers: the headers are in the folder of the file. once: the fixture."""
+    return once(f"odd names, {family}", lambda folder: pairs(family, folder))
+
+
 def as_they_are(path):
     """Names that entries of the file cannot choose, and those of their gradients."""
     found = {n for o in spec.load([path]).ops.values() if not o.builtin for n in (*(x.name for x in o.operands), *o.scalars, *o.outputs, *o.saved)}
