@@ -31,7 +31,7 @@ class RecordingLoader(jinja2.FileSystemLoader):
 
 
 class Compiled(jinja2.BytecodeCache):
-    """Templates as they were compiled once in this process, by file and text: 0.7 s for each Renderer after the first."""
+    """Templates as they were compiled once in this process, by file and text: 0.4 s of 1.4 for a Renderer of one activation."""
 
     def __init__(self):
         self.codes = {}
