@@ -21,19 +21,19 @@ import pytest
 
 # (group, its tests, the first that fits, seconds)
 TABLE = (
-    ("C sanitizers", "tests/cpu/test_sanitizers.py", 82),
+    ("C sanitizers", "tests/cpu/test_sanitizers.py", 92),
     ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 112),
     ("threads", "tests/cpu/test_threads.py", 40),
     ("C numbers", "tests/cpu/*", 298),
-    ("emulation sanitizers", "tests/emu/test_sanitizers.py", 175),
+    ("emulation sanitizers", "tests/emu/test_sanitizers.py", 120),
     ("emulation numbers", "tests/emu/*", 620),
-    ("refusals", "tests/errors/* tests/fuzz/test_arguments.py", 102),
+    ("refusals", "tests/errors/* tests/fuzz/test_arguments.py", 80),
     ("generator", "tests/gen/* tests/fuzz/*", 240),
     ("headers, NVRTC", "tests/headers/test_nvrtc.py tests/headers/test_device.py", 36),
     ("headers", "tests/headers/*", 240),
     ("build", "tests/build/*", 195),
     ("docs", "tests/docs/*", 100),
-    ("runtime", "tests/runtime/*", 115),
+    ("runtime", "tests/runtime/*", 130),
     ("Python", "tests/frontends/*", 122),
     ("the rest", "*", 20),
 )
