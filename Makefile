@@ -83,7 +83,7 @@ else
 	@# As a system path /usr/include, which compilers search anyhow, would hide C++'s headers from each other.
 	@[ "$(PREFIX)" != /usr ] || sed 's/ -isystem .*//' share/pkgconfig/kf.pc >"$(TREE)/share/pkgconfig/kf.pc"
 endif
-	@echo "Installed in $(TREE)/include/kf. Compile with -I $(PREFIX)/include, -lm for C."
+	@echo "Installed in $(TREE)/include/kf. Compile with -isystem $(PREFIX)/include, C programs also with -lm."
 
 uninstall:
 	@[ -f "$(TREE)/$(INSTALLED)" ] || $(call FAIL,no kf is installed in $(TREE): $(INSTALLED) is not there)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// g++ -std=c++17 -O2 -isystem ~/.local/include -isystem /usr/local/cuda/include 07_nvrtc.cpp -o 07_nvrtc -L/usr/local/cuda/lib64 -lnvrtc
-// -lcuda
-// ./07_nvrtc -I$HOME/.local/include -I/usr/local/cuda/include
+/* g++ -std=c++17 -O2 -isystem ~/.local/include -isystem /usr/local/cuda/include 07_nvrtc.cpp -o 07_nvrtc \
+       -L/usr/local/cuda/lib64 -lnvrtc -lcuda
+   ./07_nvrtc -I$HOME/.local/include -I/usr/local/cuda/include */
 // CUDA without nvcc: kf's launchers, compiled by g++, launch kernels that NVRTC compiles when they are first asked for
 // (nvrtc_loader.h, docs/nvrtc.md). An elementwise op, gradients of which one is a sum, a norm and a reduction, each compared
 // with the C function. The program's arguments are NVRTC's. Exits with 77 when no GPU answers.

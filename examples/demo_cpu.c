@@ -8,8 +8,10 @@
 #include <omp.h>
 #endif
 
+#ifndef ROWS
 #define ROWS 4096
 #define COLS 4096
+#endif
 #define CALL(name, dtype, ...) kf_cpu_##name##_##dtype(__VA_ARGS__)
 #define WORKSPACE_BYTES(name, dtype, ...) kf_cpu_##name##_##dtype##_workspace_bytes(__VA_ARGS__)
 

@@ -75,15 +75,16 @@ static void PASTE(demo_, DTYPE)(void)
 #undef F
 #undef C
 
-    /* Backward; y is the result's gradient. The passes read the intermediate tensor that their forward has kept. */
+    /* Backward; y is the result's gradient, NULL before it the result, which these do not read. The passes read the intermediate tensor that
+       their forward has kept. */
     KF(silu, P(x), P(mid), n);
     OP("silu_mul_bwd", KF(silu_mul_bwd, P(x), P(x), P(y), P(out), P(out2), n, NULL, 0),
        CHECK(out, V(y, i) * V(x, i) * silu_slope(V(x, i))); CHECK(out2, V(y, i) * silu(V(x, i))),
-       KF(mul_bwd, P(mid), P(x), P(y), P(out), P(out2), n, NULL, 0); KF(silu_bwd, P(x), P(out), P(out), n, NULL, 0));
+       KF(mul_bwd, P(mid), P(x), NULL, P(y), P(out), P(out2), n, NULL, 0); KF(silu_bwd, P(x), NULL, P(out), P(out), n, NULL, 0));
 
 #define SLOPE(i) gelu_slope(V(x, i) + V(bias, (i) % cols))
     KF(bias, P(x), P(bias), P(mid), rows, cols);
-    OP("bias_gelu_bwd", KF(bias_gelu_bwd, P(x), P(bias), P(y), P(out), P(dbias), rows, cols, work.device, bytes),
+    OP("bias_gelu_bwd", KF(bias_gelu_bwd, P(x), P(bias), NULL, P(y), P(out), P(dbias), rows, cols, work.device, bytes),
        CHECK(out, V(y, i) * SLOPE(i));
        for (int64_t j = 0; j < cols; j += 61) { /* a sum's error is relative to the size of its terms */
            double sum = 0;
@@ -92,7 +93,7 @@ static void PASTE(demo_, DTYPE)(void)
            for (int64_t i = j; i < n; i += cols) size += fabs(V(y, i) * SLOPE(i));
            error = worse(error, V(dbias, j) / size, sum / size);
        },
-       KF(gelu_bwd, P(mid), P(y), P(out), n, NULL, 0); KF(bias_bwd, P(x), P(bias), P(out), NULL, P(dbias), rows, cols, work.device, bytes));
+       KF(gelu_bwd, P(mid), NULL, P(y), P(out), n, NULL, 0); KF(bias_bwd, P(x), P(bias), NULL, P(out), NULL, P(dbias), rows, cols, work.device, bytes));
 #undef SLOPE
 
     tensor *all[] = {&x, &y, &bias, &dbias, &mid, &out, &out2, &work, &mean, &var, &weight, &shift};

@@ -19,6 +19,7 @@ DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is s
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
 WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
 POINTS = 96
+HALVINGS, AGREE = 14, 1e-3  # of the step of a finite difference at most; how well two steps agree that are fine enough
 
 
 def _chosen(selection):
@@ -99,16 +100,24 @@ def _smooth(graph, roots, envs):
 
 
 def _difference(f, x):
-    """(df/dx by central differences of fourth order, a bound of their error) at each x."""
-    estimates = []
-    for h in (_step(x), _step(x) / 2):
+    """(df/dx by central differences of fourth order, a bound of their error) at each x. Where two steps do not agree they are halved: cos(a / b)
+    goes through whole periods in a step of b near 0. What two steps read there may be the same by chance, so that three are asked."""
+    best, bound, coarse, apart = 0.0, np.inf, None, 0.0
+    for halvings in range(HALVINGS):
+        h = _step(x) / 2 ** halvings
         values = [f(x + s * h) for s in STENCIL]
         with np.errstate(all="ignore"):
-            estimates.append(sum(w * v for w, v in zip(WEIGHTS, values)) / h)
-            size = np.max(np.abs(values), axis=0)
-    coarse, fine = estimates
-    with np.errstate(all="ignore"):
-        return fine, 2 * np.abs(fine - coarse) + 1e-8 * np.abs(fine) + 1e-11 * size / _step(x)
+            fine = sum(w * v for w, v in zip(WEIGHTS, values)) / h
+            if halvings:
+                before, apart = apart, np.abs(fine - coarse)
+                rounding = 1e-11 * np.max(np.abs(values), axis=0) / (2 * h)
+                error = 2 * np.maximum(apart, before) + 1e-8 * np.abs(fine) + rounding
+                better = ~(error >= bound)
+                best, bound = np.where(better, fine, best), np.where(better, error, bound)
+                if not np.any(bound > AGREE * np.abs(best)):
+                    break
+        coarse = fine
+    return best, bound
 
 
 def _compare(failures, place, what, points, got, want, tolerance):

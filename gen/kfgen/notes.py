@@ -95,7 +95,7 @@ def _draws(op, rng, rows):
             inputs = {}
             for o in op.operands:
                 for n in o.values:
-                    shape = SHAPES[o.kind] if rows else (ROWS * COLS,)
+                    shape = SHAPES[families.of(op).in_rows.get(o.kind, o.kind)] if rows else (ROWS * COLS,)
                     x = rng.uniform(0.5, 1.5, shape) * (scale if o in scaled else rng.choice([-1.0, 1.0], shape))
                     x = np.abs(x) if o.positive else x
                     x = rng.integers(0, COLS, shape) if o.dtype == "I" else rng.random(shape) < 0.7 if o.dtype == "u8" else np.float32(x)
@@ -106,6 +106,8 @@ def _draws(op, rng, rows):
 def _op(op, act):
     if op.types == "pairs" or act not in op.activations or families.of(op).oracle == "products":
         return []
+    if families.of(op).oracle == "logits":  # as `check` has it: its rows
+        op = families.of(op).of_rows(op)
     place, rows, rng, seen = f"{op.file}: [op.{op.pattern}]", families.of(op).oracle == "rows", np.random.default_rng(3), {}
     names = row_names(COLS, np) | query_names(ROWS, ROWS // 2, np) if rows else {}
     for at, inputs in _draws(op, rng, rows):

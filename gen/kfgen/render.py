@@ -2,6 +2,7 @@
 """Renders the model through the templates. Same inputs give the same bytes; a file is touched only when its text changes."""
 
 import copy
+import difflib
 import hashlib
 import os
 import pathlib
@@ -109,7 +110,9 @@ def _unknown(spec, what, word, known):
             if op.has_act and names.fill(op.pattern, act.name) == word:
                 stem = names.stem(op.pattern)
                 return ValueError(f"--ops: `{word}` is the op {stem} with activation {act.name}: --ops {stem} --activations {act.name}")
-    return ValueError(f"--{what}: `{word}` is not one of: {', '.join(sorted(known))}")
+    stems = sorted(k for k in known if "{" not in k)  # patterns are taken too, and say the same
+    near = "".join(f"; did you mean `{k}`?" for k in difflib.get_close_matches(word, stems, n=1))
+    return ValueError(f"--{what}: `{word}` is not one of: {', '.join(stems)}{near}")
 
 
 class Selection:

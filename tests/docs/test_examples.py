@@ -60,8 +60,14 @@ def test_c(name, compiler, prefix, tmp_path):
         assert said == SAID[name]
 
 
+def test_demo(prefix, tmp_path):
+    """README's first command: what it calls, of small tensors, with its own checks against float64. On a GPU it calls the same."""
+    run("gcc", "-O1", *WARNINGS, "-DROWS=64", "-DCOLS=512", "-isystem", prefix, EXAMPLES / "demo_cpu.c", "-o", tmp_path / "demo", "-lm")
+    assert len(run(tmp_path / "demo").stdout.splitlines()) == 2 + 2 * 8
+
+
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
-@pytest.mark.parametrize("name", cases.by_level([name for name in CUDA if "own_kernel" in name], CUDA))
+@pytest.mark.parametrize("name", cases.by_level([name for name in CUDA if "own_kernel" in name], [*CUDA, "demo_cuda.cu"]))
 def test_cuda(name, prefix, tmp_path):
     arch = "-arch=native" if kflib.has_gpu() else "-arch=sm_90"
     strict = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")

@@ -69,9 +69,24 @@ def test_readme_is_the_repository_s_own(manifest):
 @pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, *ROOT.glob("docs/**/*.md")]))
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
         if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), target
+            to = ((ROOT / page).parent / target).resolve() if target else ROOT / page
+            assert to.exists(), target
+            assert not anchor or anchor in anchors(to), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """Of a page's headings, as GitHub makes them; and those that it names itself."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    headings = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower() for h in re.findall(r"^#+ (.*)", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", h).strip().replace(" ", "-") for h in headings} | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+def test_launchers_of_f32_are_counted(manifest):
+    """Beside what they took to compile when they were fewer."""
+    count = sum(f["launchers"] == "kf_launchers_f32" for f in manifest["functions"])
+    assert f"(it has {count:,} now)" in (ROOT / "docs/launchers.md").read_text()
 
 
 @pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]))

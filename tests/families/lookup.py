@@ -78,6 +78,12 @@ scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0 }
 expr = "<w> * <s>"
 ref = "<w> * <s>"
 """]}
+# The kinds are right: what is not, is seen.
+REFUSED = {
+    "a number without its dtype": (
+        '[op.rows_of]\nfamily = "lookup"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n', "op.rows_of", "operands",
+        'i = { kind = "number", dtype = "T", grad = true }', 'index = { kind = "number", dtype = "I", grad = false }'),
+}
 # Which functions there are: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("embedding",), (0, True, "with numbers of 32 bits too", True))
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.

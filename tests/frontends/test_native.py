@@ -58,6 +58,9 @@ def test_threads_change_no_bits(kf):
         found.append((kf.ops.layer_norm_gelu(x, weight).tobytes(), kf.ops.sum(x, dim=0).tobytes()))
     kf.set_threads(0)
     assert kf.get_threads() == before and len(set(found)) == 1
+    for wrong in (-1, "two", 1.5, True):
+        with pytest.raises(ValueError, match=f"kf.set_threads: threads is {wrong!r}, expected a whole number, 0 or more"):
+            kf.set_threads(wrong)
 
 
 @pytest.mark.parametrize("flags, argument", [((), ()), (("-fsanitize=thread",), ("no fork",)), (("-fsanitize=address,undefined",), ())],

@@ -48,6 +48,21 @@ def test_instruction_sets(kf, monkeypatch):
     assert _isa.runnable() == _isa.known() == ("native",)
 
 
+@pytest.mark.parametrize("name, word, said", [
+    ("KF_WHEEL_OPS", "layernorm", "KF_WHEEL_OPS: `layernorm` is not one of: act, .*; did you mean `layer_norm`"),
+    ("KF_WHEEL_ACTIVATIONS", "gellu", "KF_WHEEL_ACTIVATIONS: `gellu` is not one of: elu, "),
+    ("KF_WHEEL_ISA", "v9", "KF_WHEEL_ISA: `v9` is not one of: v4, v3, v2|native")])
+def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, said):
+    """Before anything is written, by the name that was set."""
+    from kernel_fusion import _build
+
+    monkeypatch.setenv("KF_WHEEL_OPS", "bias")
+    monkeypatch.setenv(name, word)
+    with pytest.raises(ValueError, match=said):
+        _build.build(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 def test_without_a_library(tmp_path):
     """The import works, and a call says what is missing and what to do."""
     shutil.copytree(kfpython.package() / "kernel_fusion", tmp_path / "kernel_fusion", ignore=shutil.ignore_patterns("lib", "__pycache__"))

@@ -6,6 +6,7 @@ import re
 import signal
 
 import cases
+import numpy as np
 import pytest
 import pytorch
 
@@ -212,7 +213,16 @@ SAID = [
     (lambda kf, x: kf.ops.relu(x, out=x), TypeError, "kf.relu: out is for NumPy arrays"),
     (lambda kf, x: kf.ops.gelu_dropout(x, rng=torch.zeros(3).long()), ValueError, "kf.gelu_dropout: rng is torch.int64 of the shape (3,)"),
     (lambda kf, x: kf.ops.gelu_dropout(x, p=-0.5), ValueError, "kf.gelu_dropout: p is -0.5, expected at least 0 and at most 1"),
-    (lambda kf, x: kf.ops.sum(x, dim=2), ValueError, "kf.sum: x has the shape (3, 5), expected a dimension 2, the axis")]
+    (lambda kf, x: kf.ops.sum(x, dim=2), ValueError, "kf.sum: x has the shape (3, 5), expected a dimension 2, the axis"),
+    (lambda kf, x: kf.ops.add(x, 1.0), TypeError, "kf.add: b is float, expected a tensor"),
+    (lambda kf, x: kf.ops.bias_gelu(x, np.zeros(5, "f")), TypeError, "kf.bias_gelu: bias is ndarray, expected a tensor"),
+    (lambda kf, x: kf.ops.bias_gelu(x, None), TypeError, "kf.bias_gelu: bias is missing"),
+    (lambda kf, x: torch.no_grad()(kf.ops.layer_norm_gelu)(x, [1.0] * 5), TypeError, "kf.layer_norm_gelu: weight is list, expected a tensor"),
+    (lambda kf, x: kf.ops.layer_norm(x, eps="small"), TypeError, "kf.layer_norm: eps is str, expected a number"),
+    (lambda kf, x: kf.ops.leaky_relu(x, negative_slope=None), TypeError, "kf.leaky_relu: negative_slope is NoneType, expected a number"),
+    (lambda kf, x: kf.ops.cross_entropy(x, torch.zeros(3).long(), ignore_index=0.5), TypeError,
+     "kf.cross_entropy: ignore_index is float, expected a whole number"),
+    (lambda kf, x: kf.ops.gelu_dropout(x, rng=3), TypeError, "kf.gelu_dropout: rng is 3, expected None, two whole numbers of 64 bits")]
 
 
 @pytest.mark.parametrize("number", range(len(SAID)))

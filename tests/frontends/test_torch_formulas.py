@@ -160,6 +160,11 @@ def test_what_torch_compile_sees(kf, monkeypatch):
             graph_of(call, x, wrong)
     with pytest.raises(Exception, match="kf.add: b has the shape"):
         graph_of(kf.ops.add, x, bias)
+    with pytest.raises(ValueError, match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, decompose"):
+        kf.config.compile_ops = "decomposed"
+    with pytest.raises(AttributeError, match="kf.config has no `compile_op`; it has compile_ops"):
+        kf.config.compile_op = "opaque"
+    assert kf.config.compile_ops == "auto"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

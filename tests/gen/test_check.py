@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from kfgen import check, derive, entries, spec
+from kfgen import check, derive, entries, notes, spec
 from kfgen.cli import main
 from kfgen.render import Selection
 
@@ -229,6 +229,37 @@ def test_notes_on_float32(tmp_path, capsys):
         "[activation.log_of_exp] expr overflows in float32", "[op.naive] out is NaN in float32", "[op.naive] gradient dx is NaN in float32",
         "[op.versine] out loses its digits in float32"], notes
     assert "where x is about 10000: nan" in notes[1] and "where x is about 0.0001: 0, in float64" in notes[3]
+
+
+@pytest.mark.parametrize("family", sorted({op.family for op in SPEC.ops.values()}))
+def test_notes_are_made_of_every_family(family):
+    """Of its first entry as if it were a user's."""
+    op = next(op for op in SPEC.ops.values() if op.family == family)
+    assert all(note.startswith(f"{op.file}: [op.{op.pattern}] ") for note in notes._op(op, SPEC.activations["none"]))
+
+
+WAVES = """
+[activation.cosine]
+brief = "cos(x)"
+expr = "cos(x)"
+ref = "np.cos(x)"
+[activation.growing]
+brief = "x sin(x)"
+expr = "x * sin(x)"
+ref = "x * np.sin(x)"
+"""
+
+
+def test_a_wave_of_a_quotient(tmp_path, capsys):
+    """cos(a / b) has many periods within a step of b near 0: that is no fault of the activation."""
+    path = tmp_path / "mine.toml"
+    path.write_text(WAVES)
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+    failures = []
+    op, act = SPEC.ops["div_{act}"], spec.load([path]).activations["cosine"]
+    act.expr = "cos(x) + 1e-3 * sin(x)"  # and a slip in it is still seen
+    check._op(op, act, failures)
+    assert any("gradient for b against finite differences" in f for f in failures), failures
 
 
 def test_points_are_seen():

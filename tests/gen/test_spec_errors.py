@@ -422,7 +422,9 @@ def test_spec_file_that_would_hide_kf_own(tmp_path, stem, capsys):
     assert "rename the file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--ops", "addd"], ["--activations", "reluu"], ["--dtypes", "f33"]])
-def test_unknown_selection(arguments, capsys):
+@pytest.mark.parametrize("arguments, near", [(["--ops", "addd"], "add"), (["--activations", "reluu"], "relu"), (["--dtypes", "f33"], "f32")])
+def test_unknown_selection(arguments, near, capsys):
     assert main(["list", *arguments]) == 1
-    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in said and "{" not in said
+    assert said.endswith(f"; did you mean `{near}`?\n")

@@ -23,7 +23,8 @@ HEAD = """# What kf promises, and what proves it
 
 Written by `tests/support/promises.py` from test runs; nothing here is filled in by hand. A row is a promise (the numbers are
 the project's own), a family of functions ("all": what concerns every header), and a test. What was skipped names what that
-machine lacks; a promise that only a GPU can prove has its results in the GPU's column.
+machine lacks; a promise that only a GPU can prove has its results in the GPU's column. "-": the filed run did not have that test, so that
+until the next one a row with nothing else says what is to be proven, not that it is.
 """
 
 

@@ -48,7 +48,19 @@ def _more() -> list[str]:
 def selection() -> Any:
     """What KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS choose; None: nothing."""
     ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
-    return None if ops == ["none"] else Selection(specs.load(), ops, None if acts == ["all"] else acts)
+    try:
+        return None if ops == ["none"] else Selection(specs.load(), ops, None if acts == ["all"] else acts)
+    except ValueError as e:  # which calls them as kfgen's options are called
+        raise ValueError(str(e).replace("--ops", "KF_WHEEL_OPS").replace("--activations", "KF_WHEEL_ACTIVATIONS")) from None
+
+
+def isas() -> list[str]:
+    """What KF_WHEEL_ISA chooses."""
+    found = _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1]))
+    for isa in found:
+        if isa not in _isa.known():
+            raise ValueError(f"KF_WHEEL_ISA: `{isa}` is not one of: {', '.join(_isa.known())}")
+    return found
 
 
 def compiler() -> tuple[str | None, tuple[str, ...]]:
@@ -137,19 +149,19 @@ def stubs(package: pathlib.Path) -> None:
 
 def build(package: pathlib.Path) -> None:
     """Writes into a package's folder what is generated."""
+    chosen = selection()
+    found = isas() if chosen else []
     write_all(frontend.files(Selection(specs.load())), package, [])
     stubs(package)
-    chosen = selection()
     if chosen and not compiler()[0] and "KF_WHEEL_OPS" not in os.environ:
         print("kf: no C compiler: the package is made without CPU kernels", file=sys.stderr)
         return
-    isas = _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1])) if chosen else []
-    for isa in isas:
+    for isa in found:
         library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
     asked = os.environ.get("KF_WHEEL_CUDA")
     if chosen and asked != "0" and (asked or cuda_compiler()):
         cuda_library(package / "lib" / "libkf_cuda.so", chosen)
-    for path in sorted((package / "lib").glob("*.so")) if len(isas) > 1 else ():
+    for path in sorted((package / "lib").glob("*.so")) if len(found) > 1 else ():
         _compressed.compress(path)
 
 

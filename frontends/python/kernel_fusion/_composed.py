@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _dispatch, ops
+from kernel_fusion import _dispatch, _table, ops
 
 
 def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
@@ -31,6 +31,8 @@ def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: s
 Returns out […, out].
 TypeError: a dtype that there is no function for. ValueError: shapes that do not go together; an activation that there is not."""
     whole = _dispatch.has("linear", activation)
+    if not whole and not _dispatch.has("act", activation):
+        raise ValueError(f"kf.fused_linear_activation: activation is {activation}, expected one of {', '.join(_table.activations())}")
     function = getattr(ops, _dispatch.word("linear" if whole else "act", activation))
     _product("fused_linear_activation", "x", x, "weight", weight)
     return function(x, weight, bias) if whole else function(ops.linear(x, weight, bias))

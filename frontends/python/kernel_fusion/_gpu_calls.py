@@ -45,14 +45,14 @@ class Place:
         with self.cupy.cuda.Device(self.device):
             return _gpu_array.read(where, name, self.cupy.array(x, order="C"), self.stream)
 
-    def seed(self, rng: Any) -> Array:
+    def seed(self, where: str, rng: Any) -> Array:
         """Seed and offset, as the launcher reads them: on the device. Those drawn here are freed as a workspace is."""
         if _gpu_array.is_one(rng):
-            found = _gpu_array.read("rng", "rng", rng, self.stream)
+            found = _gpu_array.read(where, "rng", rng, self.stream)
             if found.shape != (2,) or found.dtype not in ("int64", "uint64") or not found.is_dense:
-                raise ValueError(f"rng is {found.dtype} of the shape {found.shape}, expected two int64")
+                raise ValueError(f"{where}: rng is {found.dtype} of the shape {found.shape}, expected two int64")
             return found
-        drawn = _numpy.seed_of(rng)
+        drawn = _numpy.seed_of(where, rng)
         memory = _gpu_array.Memory(self.device, self.stream, drawn.nbytes, self.stream)
         _gpu.library().upload(self.device, memory.address, drawn.ctypes.data, drawn.nbytes, self.stream)
         return Array(memory.address, (2,), "int64", self.device, self.stream, owner=memory)
@@ -143,7 +143,7 @@ def _run(op: Op, place: Place, plan: _plan.Plan, given: Sequence[Array | None], 
             held[i] = _copied(op, place, arguments.where, t, x)
         elif any(strides):
             found[t.name] = strides
-    rng = place.seed(arguments.rng) if op.dropout else None
+    rng = place.seed(arguments.where, arguments.rng) if op.dropout else None
     library = op.own.on_gpu if op.own else _gpu.library()
     library.call(plan.function, [None if a is None else a.address for a in [*held, *results]], [*plan.sizes, *arguments.integers],
                  _strides.struct(forward, found), forward.values(arguments.scalars, op.dropout, arguments.beta), None if rng is None else rng.address,

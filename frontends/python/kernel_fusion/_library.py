@@ -126,8 +126,10 @@ def available() -> bool:
 def set_threads(threads: int) -> None:
     """How many threads a call uses; 0: as many as the process has processors."""
     global _threads
+    if isinstance(threads, bool) or not hasattr(threads, "__index__") or threads < 0:
+        raise ValueError(f"kf.set_threads: threads is {threads!r}, expected a whole number, 0 or more")
     library()
-    _threads = threads
+    _threads = threads.__index__()
     for found in _every:
         _adopt(found)
 

@@ -64,17 +64,26 @@ def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"{where}: {t.name} is {out.dtype} of the shape {out.shape}, expected {dtype} of the shape {shape}")
     if not out.flags.c_contiguous or not out.flags.writeable or not out.flags.aligned:
-        raise ValueError(f"{where}: {t.name} is not dense, writable memory")
+        raise ValueError(f"{where}: {t.name} is not dense, writable memory: {of_memory(out)}")
     return out
 
 
-def seed_of(rng: Any) -> Array:
+def of_memory(x: Array) -> str:
+    flags = x.flags
+    lies = "read-only" if not flags.writeable else f"of the strides {x.strides} bytes" if not flags.c_contiguous else "not aligned to its elements"
+    return f"it is {lies}"
+
+
+def seed_of(where: str, rng: Any) -> Array:
     """Seed and offset of a dropout: two numbers that are given, or drawn from a generator."""
     if rng is None or isinstance(rng, np.random.Generator):
         return (rng or np.random.default_rng()).integers(0, 2**63, 2, np.uint64)
-    found = np.array(rng, dtype=np.uint64)
+    try:
+        found = np.array(rng, dtype=np.uint64)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole numbers, seed and offset") from None
     if found.shape != (2,):
-        raise ValueError(f"rng has the shape {found.shape}, expected (2,): seed and offset")
+        raise ValueError(f"{where}: rng has the shape {found.shape}, expected (2,): seed and offset")
     return found
 
 
@@ -104,7 +113,7 @@ def _output(op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array 
     if t.place_of:
         place = given[[x.name for x in forward.inputs].index(t.place_of)]
         if place is not None and not (place.flags.c_contiguous and place.flags.writeable):
-            raise ValueError(f"{where}: {t.place_of} gets its next value, and is not dense, writable memory")
+            raise ValueError(f"{where}: {t.place_of} gets its next value, and is not dense, writable memory: {of_memory(place)}")
         return place
     wanted = out if len(forward.results) == 1 else (out or {}).get(t.name)
     return _result(where, t, wanted, plan.shapes[i], dtype_of(plan.dtypes[i], given))
@@ -126,7 +135,7 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
         elif any(strides):
             found[t.name] = strides
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
-    rng = seed_of(arguments.rng) if op.dropout else None
+    rng = seed_of(arguments.where, arguments.rng) if op.dropout else None
     _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
                             forward.values(arguments.scalars, op.dropout, arguments.beta),
                             None if rng is None else rng.ctypes.data, forward.workspace)

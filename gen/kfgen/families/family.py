@@ -107,6 +107,11 @@ def wrong(op, field, problem, fix):
     return SpecError(op.file, f"op.{op.pattern}", field, problem, fix)
 
 
+def said(operands):
+    """What an entry's operands are, for a complaint: kinds that are right do not say that a dtype is wrong."""
+    return ", ".join(f'{o.name} = {{ kind = "{o.kind}", dtype = "{o.dtype}", grad = {str(o.grad).lower()} }}' for o in operands)
+
+
 def one_broadcast(f, operands):
     """A complaint about kinds that are broadcast in different ways."""
     kinds = {o.kind for o in operands}

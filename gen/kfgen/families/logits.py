@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kfgen.derive import row_graph
 from kfgen.entries import Operand
-from kfgen.families.family import Family, wrong
+from kfgen.families.family import Family, said, wrong
 from kfgen.families.gemm import Gemm
 from kfgen.families.logits_calls import LogitsC, LogitsCuda
 from kfgen.families.row import Row
@@ -145,7 +145,7 @@ class Logits(Family):
         found = sorted(o.kind for o in operands if o.kind != "per_row")
         if found != sorted(LIES) or any(o.grad for o in operands) or any(o.dtype == "T" for o in operands if o.kind == "per_row"):
             fix = 'give it a "left", a "right", a "row" and what the op over rows has one of per row, all with grad = false'
-            raise f.error("operands", f"are {', '.join(o.kind for o in operands)}", fix)
+            raise f.error("operands", f"are {said(operands)}", fix)
 
     def of_rows(self, op):
         """The same as an op over rows whose logits are a tensor."""

@@ -4,7 +4,7 @@
 import functools
 
 from kfgen import derive
-from kfgen.families.family import Family, wrong
+from kfgen.families.family import Family, said, wrong
 from kfgen.families.lookup_c import LookupC
 from kfgen.families.lookup_cuda import LookupCuda
 from kfgen.formulas import LIBRARIES, elementwise
@@ -110,7 +110,7 @@ class Lookup(Family):
         number = next((o for o in operands if o.kind == "number"), None)
         if kinds != ["number", "table"] or number.dtype != "I" or number.grad:
             fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "I", grad = false } }'
-            raise f.error("operands", f"are {', '.join(kinds)}", fix)
+            raise f.error("operands", f"are {said(operands)}", fix)
 
     def graph(self, op):
         return derive.element_graph(op)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 from kfgen import contract, formulas, passes
-from kfgen.families.family import wrong
+from kfgen.families.family import said, wrong
 from kfgen.families.lookup import SKIPPED
 from kfgen.families.normed_lookup_c import NormedLookupC
 from kfgen.families.normed_lookup_cuda import NormedLookupCuda
@@ -158,7 +158,7 @@ class NormedLookup(OverRows):
         if kinds != [*TABLES, *["number"] * len(TABLES)] or odd:
             fix = ('give it word = "table", position_table = "positions", type_table = "types", then index, position and type, each '
                    '{ kind = "number", dtype = "I", grad = false }, then what is a "row"')
-            raise f.error("operands", f"are {', '.join(o.kind for o in operands)}", fix)
+            raise f.error("operands", f"are {said(operands)}", fix)
 
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)

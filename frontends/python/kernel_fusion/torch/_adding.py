@@ -103,7 +103,7 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
         _check(op, where, dict(zip(names, args)), grads)
         try:
             return Adding.apply(grads, *args)  # type: ignore[no-untyped-call]
-        except RuntimeError as e:
+        except (RuntimeError, TypeError) as e:
             raise _kernels.explain(schema(op, False), e, args) from None
 
     return call

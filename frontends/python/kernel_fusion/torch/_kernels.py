@@ -10,11 +10,12 @@ from torch import Tensor
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
 from kernel_fusion.torch import _shim
-from kernel_fusion.torch._schema import Given, Schema, wanted
+from kernel_fusion.torch._schema import Given, Schema, wanted, words
 
 WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64",
          torch.uint8: "u8", torch.bool: "u8"}
 DTYPES = {word: dtype for dtype, word in WORDS.items() if dtype is not torch.bool}
+NUMBERS = {"float": ("__float__", "a number"), "int": ("__index__", "a whole number")}  # of a schema: what such a value has, what it is called
 Result = Tensor | tuple[Tensor, ...]
 
 
@@ -51,16 +52,32 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
 
 
-def explain(s: Schema, error: RuntimeError, args: Sequence[Any]) -> Exception:
+def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
+    """What says that an argument is no tensor or no number. args: those of the op, or the first ones."""
+    for (kind, name), value in zip(s.arguments, args):
+        if kind == "Tensor" and value is None:
+            return TypeError(f"{where}: {name} is missing")
+        if kind in ("Tensor", "Tensor?") and not isinstance(value, (Tensor, type(None))):
+            return TypeError(f"{where}: {name} is {type(value).__name__}, expected a tensor")
+        if kind in NUMBERS and (isinstance(value, bool) or not hasattr(value, NUMBERS[kind][0])):
+            act, _, number = name.partition("_")
+            name = s.op.scalars[words()[args[s.at["activation"]]]][int(number)].name if act == "act" else name
+            return TypeError(f"{where}: {name} is {type(value).__name__}, expected {NUMBERS[kind][1]}")
+    return None
+
+
+def explain(s: Schema, error: Exception, args: Sequence[Any]) -> Exception:
     """Of a call that the shim refused, which knows one kind of exception, and PyTorch's for memory: the error that Python's own checks find."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
     try:
         given = s.sort(args)
+        if found := odd(s, where(s, given), args):
+            return found
         made = plan(s, given, symbolic=False)
         device = next(t for t in given.tensors if t is not None).device
         reason = REASON.get(device.type)  # none of a device that kf has no kernels for
-        return reason and reason(s, given, made, error) or error
+        return reason and isinstance(error, RuntimeError) and reason(s, given, made, error) or error
     except (TypeError, ValueError) as e:
         return e
 

@@ -10,19 +10,24 @@ from torch import Tensor
 from kernel_fusion import _arguments, _table, config
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _adding, _autocast, _autograd
-from kernel_fusion.torch._kernels import DTYPES, explain
+from kernel_fusion.torch._kernels import DTYPES, explain, odd
 from kernel_fusion.torch._schema import schema
 
 # Past Function.apply's Python, which looks for transforms of functorch and wraps ctx: a third of what a call with a gradient costs.
 FAST: Any = vars(torch._C._FunctionBase).get("apply")
 
 
-def seed_of(x: Tensor, rng: Any) -> Tensor:
+def seed_of(where: str, x: Tensor, rng: Any) -> Tensor:
     """Seed and offset of a dropout as a tensor of x's device: drawn from the default generator, so that manual_seed decides, torch.compile traces
     it and a graph that is replayed draws anew."""
     if rng is None:
         return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
-    return rng if isinstance(rng, Tensor) else torch.tensor([int(v) for v in rng], dtype=torch.int64, device=x.device)
+    if isinstance(rng, Tensor):
+        return rng
+    try:
+        return torch.tensor([int(v) for v in rng], dtype=torch.int64, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits, seed and offset, or a tensor of them") from None
 
 
 def dtype_of(where: str, dtype: Any) -> torch.dtype:
@@ -43,7 +48,8 @@ def _text(op: Op, activation: str) -> str:
              f"        {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
         lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += [f"    save = grad_on() and ({needs})", "    traced = compiling()"]
+    lines += ["    try:", f"        save = grad_on() and ({needs})",
+              "    except AttributeError:", f"        raise odd(schema, where, ({tensors},)) from None", "    traced = compiling()"]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
     lines += ["    if save and traced:"] if pairs else []  # which takes no tensor twice
     for a, b in pairs:
@@ -59,7 +65,7 @@ def _text(op: Op, activation: str) -> str:
               "            found = apply(*given) if save else forward(*given)",
               "        else:",
               "            found = forward_now(*given) if not save else apply(*given) if transformed() else fast_apply(*given)",
-              "    except RuntimeError as e:",
+              "    except (RuntimeError, TypeError) as e:",
               "        raise explain(schema, e, given) from None"]
     for i, t in enumerate(op.forward.outputs):
         lines += [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"] if t.place_of else []
@@ -70,8 +76,8 @@ def _rest(op: Op, activation: str) -> str:
     """What stands behind the tensors when the op is called."""
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
-    words = {"activation": str(activations()[activation]), "rng": f"seed_of({op.forward.inputs[0].name}, rng)", "dtype": "dtype_of(where, dtype)",
-             "p": "p if training else 0.0", **acts}
+    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng)",
+             "dtype": "dtype_of(where, dtype)", "p": "p if training else 0.0", **acts}
     return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
 
 
@@ -94,7 +100,8 @@ def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Ca
         "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
         "fast_apply": FAST.__get__(None, eager) if FAST else eager.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
-        "schema": schema(op, False), "explain": explain, "where": where, "seed_of": seed_of, "dtype_of": dtype_of, "grad_on": torch.is_grad_enabled,
+        "schema": schema(op, False), "explain": explain, "odd": odd, "where": where, "seed_of": seed_of, "dtype_of": dtype_of,
+        "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,
         "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
     if op.added:
