@@ -149,6 +149,22 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
             assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail
 
 
+def test_more_channels_than_a_launch_may_have(cuda):
+    """Of which some gradient is a channel's, by a block of its own: refused before anything is launched, unless nobody wants it."""
+    planes = [f for f in FUNCTIONS if f["family"] == "map" and f["scratch"] and "channels" in f["sizes"]]
+    for f in planes:
+        for channels in (2**31 - 1, 2**31, 2**32 + 5):
+            call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, channels, 2)))).set(workspace_bytes=2**60, workspace=2**60)
+            for i, a in enumerate(tensors_of(f)):
+                call.set(**{a["name"]: (i + 1) * 2**52})
+            before = cuda.seen.count
+            got = cuda.call(f, call.values)
+            assert (got, cuda.seen.count - before) == ((0, 2) if channels < 2**31 else (UNSUPPORTED, 0)), f"{f['name']} {channels}"
+            call.set(**{a["name"]: None for a in tensors_of(f) if a["role"] == "sum"})
+            assert cuda.call(f, call.values) == 0, f"{f['name']} {channels}: {cuda.detail}"
+    assert planes
+
+
 HOOK = """
 #include <stdio.h>
 inline char kft_said[300];
