@@ -165,6 +165,20 @@ def test_more_channels_than_a_launch_may_have(cuda):
     assert planes
 
 
+def test_products_that_are_left_out(tmp_path):
+    """Of a gradient whose other product has a kernel (KF_SCHEDULES): refused before anything is launched."""
+    f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bwd_bf16")
+    cuda = hostcuda.build([f], tmp_path, flags=("-DKF_SCHEDULES=2",))
+    call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, 64, 64, 64)))).set(workspace_bytes=2**60, workspace=2**60)
+    for i, a in enumerate(tensors_of(f)):
+        call.set(**{a["name"]: (i + 1) * 2**52})
+    before = cuda.seen.count
+    assert cuda.call(f, call.values) == 0 and cuda.seen.count > before, cuda.detail
+    before = cuda.seen.count
+    assert cuda.call(f, call.set(x=2**52 + 2).values) == UNSUPPORTED and "KF_SCHEDULES" in cuda.detail, cuda.detail
+    assert cuda.seen.count == before
+
+
 HOOK = """
 #include <stdio.h>
 inline char kft_said[300];
