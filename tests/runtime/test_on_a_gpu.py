@@ -88,6 +88,8 @@ def test_an_event_between_two_streams(gpu, ctx):
     event, done, cpu = gpu.event_create(ctx), ctypes.c_int(7), gpu.context()
     assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
     assert gpu.event_record(event, a) == 0 and gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 0
+    assert gpu.fails(gpu.event_elapsed_ms(event, event, ctypes.byref(ctypes.c_float())), "ERROR_INVALID_VALUE", "is not done")
+    assert gpu.fake.cudaGetLastError() == 0  # an answer is nobody's error
     target = gpu.over(cpu, back, F32)
     assert gpu.stream_wait_event(b, event) == 0 and gpu.tensor_copy(target, t, b) == 0
     assert not back.any()

@@ -169,9 +169,16 @@ static kf_result_t kfi_rt_cuda_record(const char *function, kf_event_t *event, c
     const kfi_rt_current current(event->object.ctx);
     return kfi_rt_cuda_status(function, "cudaEventRecord", cudaEventRecord((cudaEvent_t)event->native, kfi_rt_native(stream)));
 }
+// That an event is not there yet is an answer. The runtime keeps it as its last error all the same, which the next one who asks for that, as
+// after a launch of his own, would take for his.
+static cudaError_t kfi_rt_cuda_answer(cudaError_t status)
+{
+    if (status == cudaErrorNotReady) (void)cudaGetLastError();
+    return status;
+}
 static kf_result_t kfi_rt_cuda_query(const char *function, const kf_event_t *event, int *is_done)
 {
-    const cudaError_t status = cudaEventQuery((cudaEvent_t)event->native);
+    const cudaError_t status = kfi_rt_cuda_answer(cudaEventQuery((cudaEvent_t)event->native));
     *is_done = status == cudaSuccess;
     return status == cudaErrorNotReady ? KF_SUCCESS : kfi_rt_cuda_status(function, "cudaEventQuery", status);
 }
@@ -181,7 +188,7 @@ static kf_result_t kfi_rt_cuda_event_wait(const char *function, const kf_event_t
 }
 static kf_result_t kfi_rt_cuda_elapsed(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms)
 {
-    const cudaError_t status = cudaEventElapsedTime(ms, (cudaEvent_t)begin->native, (cudaEvent_t)end->native);
+    const cudaError_t status = kfi_rt_cuda_answer(cudaEventElapsedTime(ms, (cudaEvent_t)begin->native, (cudaEvent_t)end->native));
     if (status == cudaErrorNotReady)
         return kfi_rt_fail(KF_ERROR_INVALID_VALUE, function, "end", "is not done, expected kf_event_synchronize before");
     return kfi_rt_cuda_status(function, "cudaEventElapsedTime", status);
