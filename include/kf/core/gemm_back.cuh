@@ -362,7 +362,8 @@ KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *s
     for (int i = 0; i < op.products && c.weights; ++i)
         if (op.dweights[i] >= 0 && t->p[op.dweights[i]]) fits = fits && kfi_back_plan_weight(&for_weights[i], c, i);
     if (!fits) return kfi_back_too_large(c);
-    if (!kfi_back_has(for_inputs, c) || !kfi_back_has(for_weights[0], c) || !kfi_back_has(for_weights[1], c)) return kfi_gemm_left_out(&op.name);
+    if (!kfi_back_has(for_inputs, c) || !kfi_back_has(for_weights[0], c) || !kfi_back_has(for_weights[1], c))
+        return kfi_gemm_left_out(&op.name);
     // What is made of the result's gradient may be in its place: it comes last where products read that.
     for (int turn = 0; turn < 2 && result == KF_SUCCESS; ++turn) {
         if (turn == (int)op.passes_on) {
