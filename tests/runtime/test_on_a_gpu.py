@@ -120,6 +120,28 @@ def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
     gpu.destroy(*([] if gone else order), *(("tensor", target) for target in targets), ("context", cpu), *kept)
 
 
+def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
+    """One that is made where another one was, whose stream is not through: a stream that does not wait for the default one by itself has its first
+    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not."""
+    a, b = (gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(2))
+    x, back, cpu = np.arange(6, dtype=np.float32), np.zeros(6, np.float32), gpu.context()
+    first, kept = on_gpu(gpu, ctx, x, a)
+    source, target = gpu.over(cpu, x, F32), gpu.over(cpu, back, F32)
+    assert gpu.tensor_copy(target, first, a) == 0
+    gpu.destroy(("tensor", first))
+    later = gpu.create(ctx, (6,))
+    gpu.fake.fake_capture(1)
+    gpu.fake.fake_clear()
+    assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    gpu.fake.fake_capture(0)
+    assert gpu.tensor_copy(later, source, b) == 0 and not back.any()
+    assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
+    gpu.fake.fake_clear()
+    assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    gpu.destroy(("tensor", later), ("tensor", source), ("tensor", target), ("stream", a), ("stream", b), ("context", cpu), *kept)
+    assert gpu.context_synchronize(ctx) == 0
+
+
 def test_what_cuda_copies(gpu, ctx):
     x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     t, kept = on_gpu(gpu, ctx, x)

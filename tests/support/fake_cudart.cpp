@@ -32,7 +32,7 @@ struct block {
     CUmemPoolHandle_st *pool;
 };
 
-static int current, pools, failing;
+static int current, pools, failing, capturing;
 static cudaError_t last; // of an event that is not there yet; nobody looks at others
 static std::string log_;
 static std::map<char *, block> living;
@@ -46,6 +46,7 @@ int fake_current() { return current; }
 const char *fake_log() { return log_.c_str(); }
 void fake_clear() { log_.clear(); }
 void fake_fail(int at) { failing = at; }
+void fake_capture(int is) { capturing = is; }
 }
 static cudaError_t called(const char *name)
 {
@@ -208,6 +209,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
             if (e->done < number) run(other);
         });
     return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
+{
+    CALLED;
+    return *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {

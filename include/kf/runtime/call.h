@@ -18,8 +18,8 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
     m->s[KFI_RT_BETA] = c->beta;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
-/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In place a block has what it reads before it writes;
-   what all blocks read it would have from the second one on as the others left it. */
+/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In place a block has what it reads before it
+   writes; what all blocks read it would have from the second one on as the others left it. */
 static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 {
     for (int o = 0; o < c->op->operand_count; ++o) {
@@ -87,6 +87,7 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {
     kfi_rt_made m;
     kf_result_t result = kfi_rt_prepare(c, &m);
+    if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);
     if (result == KF_SUCCESS) result = kfi_rt_carry_out(c, &m);
     for (int i = 0; i < c->op->operand_count && result == KF_SUCCESS && c->stream; ++i)
         if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
