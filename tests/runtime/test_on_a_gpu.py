@@ -142,6 +142,26 @@ def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     assert gpu.context_synchronize(ctx) == 0
 
 
+def test_memory_waits_for_work_whose_call_failed(gpu, ctx):
+    """In debug mode a call waits for what it launched; where that fails, the work is still there."""
+    stream = gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0)))
+    (t, kept), (other, more) = (on_gpu(gpu, ctx, np.arange(6, dtype=np.float32)) for _ in range(2))
+    assert gpu.set_debug_mode(ctx, 1) == 0
+    cpu, back = gpu.context(), np.zeros(6, np.float32)
+    target = gpu.over(cpu, back, F32)
+    for _ in range(2):  # the second copy waits for nothing before it
+        gpu.fake.fake_clear()
+        assert gpu.tensor_copy(target, other, stream) == 0
+    gpu.fake.fake_fail(gpu.log().split().index("cudaStreamSynchronize") + 1)
+    assert gpu.fails(gpu.tensor_copy(target, t, stream), "ERROR_CUDA", "cudaStreamSynchronize")
+    gpu.fake.fake_clear()
+    gpu.destroy(("tensor", t))
+    called = gpu.log().split()
+    assert "cudaStreamWaitEvent" in called and called.index("cudaStreamWaitEvent") < called.index("cudaFreeAsync")
+    gpu.destroy(("tensor", other), ("tensor", target), ("stream", stream), ("context", cpu), *kept, *more)
+    assert gpu.context_synchronize(ctx) == 0
+
+
 def test_what_cuda_copies(gpu, ctx):
     x = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     t, kept = on_gpu(gpu, ctx, x)

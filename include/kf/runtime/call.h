@@ -88,8 +88,9 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
     kfi_rt_made m;
     kf_result_t result = kfi_rt_prepare(c, &m);
     if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);
-    if (result == KF_SUCCESS) result = kfi_rt_carry_out(c, &m);
-    for (int i = 0; i < c->op->operand_count && result == KF_SUCCESS && c->stream; ++i)
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_carry_out(c, &m); /* which may fail after a part of it was launched */
+    for (int i = 0; i < c->op->operand_count; ++i)
         if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
     return result;
 }

@@ -52,10 +52,9 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
 #endif
     } else
         kfi_rt_copy_host(to->data, to->dtype, from->data, from->dtype, &pair);
-    if (result != KF_SUCCESS) return result;
-    kfi_rt_use(to, stream);
+    kfi_rt_use(to, stream); /* after an error too: a part may have been launched */
     kfi_rt_use(from, stream);
-    return KF_SUCCESS;
+    return result;
 }
 
 #ifdef __cplusplus
