@@ -27,6 +27,10 @@ def test_an_ignored_number_that_is_no_label(lib):
     labels.check_ignored_beyond(lib)
 
 
+def test_masked_columns(lib):
+    labels.check_masked(lib)
+
+
 def test_both_dtypes_give_the_same(lib):
     labels.check_same(lib)
 

@@ -75,16 +75,19 @@ def rows(request):
 
 
 def test_shared_memory(rows):
-    """Of rows in every schedule, with clusters and without: no more than a GPU has, and beyond 48 KiB the launcher says so before."""
+    """Of rows in every schedule, with clusters and without: no more than a GPU has, and beyond 48 KiB the launcher says so before: of a kernel
+    always the same, since another thread may say it of rows of another length between this one's two calls."""
     architecture, cuda = rows
     for f in ROWS:
-        cuda.seen.raised = 0
+        cuda.seen.raised, allowed = 0, {}
         for cols in (1, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21):
             sizes = cases.rows_of(f, [[(1056, cols), 0]])[0][0]
             call = Call(cuda, f).set(**dict(zip(f["sizes"], sizes))).set(workspace_bytes=2**60, workspace=2**60)
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
             assert cuda.call(f, call.values) == 0, f"{f['name']} {cols}: {cuda.detail}"
+            if cuda.seen.raised:
+                assert allowed.setdefault(cuda.seen.raised_of, cuda.seen.raised) == cuda.seen.raised, f"{f['name']} {cols}"
         if f["scratch"] and architecture == 900:
             assert 48 << 10 < cuda.seen.raised, f["name"]
 
@@ -144,6 +147,36 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
             got = cuda.call(f, call.values)
             assert got == UNSUPPORTED, f"{f['name']}: {got} {cuda.detail}"
             assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail
+
+
+def test_more_channels_than_a_launch_may_have(cuda):
+    """Of which some gradient is a channel's, by a block of its own: refused before anything is launched, unless nobody wants it."""
+    planes = [f for f in FUNCTIONS if f["family"] == "map" and f["scratch"] and "channels" in f["sizes"]]
+    for f in planes:
+        for channels in (2**31 - 1, 2**31, 2**32 + 5):
+            call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, channels, 2)))).set(workspace_bytes=2**60, workspace=2**60)
+            for i, a in enumerate(tensors_of(f)):
+                call.set(**{a["name"]: (i + 1) * 2**52})
+            before = cuda.seen.count
+            got = cuda.call(f, call.values)
+            assert (got, cuda.seen.count - before) == ((0, 2) if channels < 2**31 else (UNSUPPORTED, 0)), f"{f['name']} {channels}"
+            call.set(**{a["name"]: None for a in tensors_of(f) if a["role"] == "sum"})
+            assert cuda.call(f, call.values) == 0, f"{f['name']} {channels}: {cuda.detail}"
+    assert planes
+
+
+def test_products_that_are_left_out(tmp_path):
+    """Of a gradient whose other product has a kernel (KF_SCHEDULES): refused before anything is launched."""
+    f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bwd_bf16")
+    cuda = hostcuda.build([f], tmp_path, flags=("-DKF_SCHEDULES=2",))
+    call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, 64, 64, 64)))).set(workspace_bytes=2**60, workspace=2**60)
+    for i, a in enumerate(tensors_of(f)):
+        call.set(**{a["name"]: (i + 1) * 2**52})
+    before = cuda.seen.count
+    assert cuda.call(f, call.values) == 0 and cuda.seen.count > before, cuda.detail
+    before = cuda.seen.count
+    assert cuda.call(f, call.set(x=2**52 + 2).values) == UNSUPPORTED and "KF_SCHEDULES" in cuda.detail, cuda.detail
+    assert cuda.seen.count == before
 
 
 HOOK = """

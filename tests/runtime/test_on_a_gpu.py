@@ -88,6 +88,8 @@ def test_an_event_between_two_streams(gpu, ctx):
     event, done, cpu = gpu.event_create(ctx), ctypes.c_int(7), gpu.context()
     assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
     assert gpu.event_record(event, a) == 0 and gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 0
+    assert gpu.fails(gpu.event_elapsed_ms(event, event, ctypes.byref(ctypes.c_float())), "ERROR_INVALID_VALUE", "is not done")
+    assert gpu.fake.cudaGetLastError() == 0  # an answer is nobody's error
     target = gpu.over(cpu, back, F32)
     assert gpu.stream_wait_event(b, event) == 0 and gpu.tensor_copy(target, t, b) == 0
     assert not back.any()
@@ -116,6 +118,48 @@ def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
     assert gpu.context_synchronize(ctx) == 0 and gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and stats.in_use == 0
     assert all(np.array_equal(back, x) for back in backs)
     gpu.destroy(*([] if gone else order), *(("tensor", target) for target in targets), ("context", cpu), *kept)
+
+
+def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
+    """One that is made where another one was, whose stream is not through: a stream that does not wait for the default one by itself has its first
+    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not."""
+    a, b = (gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(2))
+    x, back, cpu = np.arange(6, dtype=np.float32), np.zeros(6, np.float32), gpu.context()
+    first, kept = on_gpu(gpu, ctx, x, a)
+    source, target = gpu.over(cpu, x, F32), gpu.over(cpu, back, F32)
+    assert gpu.tensor_copy(target, first, a) == 0
+    gpu.destroy(("tensor", first))
+    later = gpu.create(ctx, (6,))
+    gpu.fake.fake_capture(1)
+    gpu.fake.fake_clear()
+    assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    gpu.fake.fake_capture(0)
+    assert gpu.tensor_copy(later, source, b) == 0 and not back.any()
+    assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
+    gpu.fake.fake_clear()
+    assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    gpu.destroy(("tensor", later), ("tensor", source), ("tensor", target), ("stream", a), ("stream", b), ("context", cpu), *kept)
+    assert gpu.context_synchronize(ctx) == 0
+
+
+def test_memory_waits_for_work_whose_call_failed(gpu, ctx):
+    """In debug mode a call waits for what it launched; where that fails, the work is still there."""
+    stream = gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0)))
+    (t, kept), (other, more) = (on_gpu(gpu, ctx, np.arange(6, dtype=np.float32)) for _ in range(2))
+    assert gpu.set_debug_mode(ctx, 1) == 0
+    cpu, back = gpu.context(), np.zeros(6, np.float32)
+    target = gpu.over(cpu, back, F32)
+    for _ in range(2):  # the second copy waits for nothing before it
+        gpu.fake.fake_clear()
+        assert gpu.tensor_copy(target, other, stream) == 0
+    gpu.fake.fake_fail(gpu.log().split().index("cudaStreamSynchronize") + 1)
+    assert gpu.fails(gpu.tensor_copy(target, t, stream), "ERROR_CUDA", "cudaStreamSynchronize")
+    gpu.fake.fake_clear()
+    gpu.destroy(("tensor", t))
+    called = gpu.log().split()
+    assert "cudaStreamWaitEvent" in called and called.index("cudaStreamWaitEvent") < called.index("cudaFreeAsync")
+    gpu.destroy(("tensor", other), ("tensor", target), ("stream", stream), ("context", cpu), *kept, *more)
+    assert gpu.context_synchronize(ctx) == 0
 
 
 def test_what_cuda_copies(gpu, ctx):

@@ -105,6 +105,15 @@ def test_more_rows_than_a_block(ops, ctx):
         ops.destroy(*(("tensor", h) for h in handles.values()))
 
 
+def test_in_place_of_what_all_blocks_read(ops, ctx):
+    """A result in the place of the table whose rows it is made of, both transposed: a block would read what another has written."""
+    table, index = np.arange(8000, dtype=np.float32).reshape(40, 200).T, np.arange(200)[::-1].copy()
+    handles = over(ops, ctx, weight=table, out=table) | {"index": ops.over(ctx, index, runtime_api.I64)}
+    code = ops.call(ctx, of("embedding"), handles, 0, {"padding_idx": -1, "scale": 1.0})
+    assert ops.fails(code, "ERROR_OVERLAP", "kf_fused_embedding: out at", "overlaps weight at"), table[:3, :3]
+    ops.destroy(*(("tensor", h) for h in handles.values()))
+
+
 def test_what_takes_a_copy(ops, ctx, launchers):
     """A sum over rows that lie in no launcher's way, a mask by an element's number, and one row of millions."""
     for f, name in ((of("layer_norm_{act}", bwd=True), "x"), (of("layer_norm_{act}", bwd=True), "dx"), (of("{act}_dropout", activation="gelu"), "x")):

@@ -32,7 +32,8 @@ struct block {
     CUmemPoolHandle_st *pool;
 };
 
-static int current, pools, failing;
+static int current, pools, failing, capturing;
+static cudaError_t last; // of an event that is not there yet; nobody looks at others
 static std::string log_;
 static std::map<char *, block> living;
 static CUstream_st defaults[2] = {{{}, 0, 0, 0}, {{}, 0, 0, 1}};
@@ -45,6 +46,7 @@ int fake_current() { return current; }
 const char *fake_log() { return log_.c_str(); }
 void fake_clear() { log_.clear(); }
 void fake_fail(int at) { failing = at; }
+void fake_capture(int is) { capturing = is; }
 }
 static cudaError_t called(const char *name)
 {
@@ -208,10 +210,15 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
         });
     return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
+{
+    CALLED;
+    return *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone, cudaSuccess;
+}
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     CALLED;
-    return e->done == e->recorded ? cudaSuccess : cudaErrorNotReady;
+    return e->done == e->recorded ? cudaSuccess : last = cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
@@ -221,7 +228,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
 {
     CALLED;
-    return a->done != a->recorded || b->done != b->recorded ? cudaErrorNotReady : (*ms = 2.5f, cudaSuccess);
+    return a->done != a->recorded || b->done != b->recorded ? last = cudaErrorNotReady : (*ms = 2.5f, cudaSuccess);
+}
+cudaError_t cudaGetLastError()
+{
+    const cudaError_t found = last;
+    return last = cudaSuccess, found;
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind,

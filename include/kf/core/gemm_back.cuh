@@ -265,6 +265,12 @@ KF_FN KFI_SMALL bool kfi_back_choose(kfi_back_product *p, const kfi_back_call &c
     p->choice = p->tile >= 0 ? kfi_gemm_wgmma_choice(p->sizes, p->tile) : portable;
     return kfi_gemm_fill(&p->g, p->sizes, p->choice, out >= 0 && kfi_gemm_whole(*c.t, out, size), c.parts);
 }
+// Whether its kernel is there (KF_SCHEDULES); of a product that is not to be made none is missed.
+KF_FN KFI_SMALL bool kfi_back_has(const kfi_back_product &p, const kfi_back_call &c)
+{
+    const void *const *kernels = c.op->kernels + KFI_STRIPS + p.of * kfi_gemm_kernels(c.op->size);
+    return p.t.count == 0 || p.tile >= 0 || kernels[kfi_gemm_kernel_of(p.choice, c.op->size)];
+}
 KF_FN KFI_SMALL bool kfi_back_plan_inputs(kfi_back_product *p, const kfi_back_call &c)
 {
     const kfi_gemm_back &op = *c.op;
@@ -293,7 +299,6 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
     const void *const *kernels = c.op->kernels + KFI_STRIPS + p->of * count;
     void *args[] = {&p->t, &p->g, &p->maps};
     const kf_i64 blocks = kfi_gemm_units(p->choice, (kf_i64)p->g.tiles.d, p->sizes.matrices);
-    if (p->tile < 0 && !kernels[kfi_gemm_kernel_of(p->choice, size)]) return kfi_gemm_left_out(&c.op->name);
     const kf_result_t result =
         p->tile >= 0 ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps, p->g, p->choice, p->sizes.matrices,
                                              args, c.stream)
@@ -357,6 +362,8 @@ KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *s
     for (int i = 0; i < op.products && c.weights; ++i)
         if (op.dweights[i] >= 0 && t->p[op.dweights[i]]) fits = fits && kfi_back_plan_weight(&for_weights[i], c, i);
     if (!fits) return kfi_back_too_large(c);
+    if (!kfi_back_has(for_inputs, c) || !kfi_back_has(for_weights[0], c) || !kfi_back_has(for_weights[1], c))
+        return kfi_gemm_left_out(&op.name);
     // What is made of the result's gradient may be in its place: it comes last where products read that.
     for (int turn = 0; turn < 2 && result == KF_SUCCESS; ++turn) {
         if (turn == (int)op.passes_on) {

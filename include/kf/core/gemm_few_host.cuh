@@ -72,12 +72,13 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_few(const kfi_name *name, const void
                                                 const kfi_gemm_sizes &s, int layout, const kfi_few_choice &choice, void **args,
                                                 cudaStream_t stream)
 {
+    const int wide = kfi_few_wide(s);
     maps->share_bits = choice.share_bits;
     maps->left_bytes = kfi_few_left_bytes(s, layout);
-    maps->stages = kfi_few_stages(kfi_few_wide(s), layout, choice.blocks);
-    const unsigned share = 1u << choice.share_bits;
+    maps->stages = kfi_few_stages(wide, layout, choice.blocks);
+    const unsigned share = 1u << choice.share_bits, most = kfi_few_shared(wide, layout, kfi_few_stages(wide, layout, 1));
     return kfi_launch(name, kernel, dim3((unsigned)((kf_i64)g.tiles.d * s.matrices) * share), (unsigned)kfi_tile_threads(KFI_TILE_FEW), args,
-                      stream, choice.early, kfi_few_shared(kfi_few_wide(s), layout, maps->stages), share);
+                      stream, choice.early, kfi_few_shared(wide, layout, maps->stages), share, most);
 }
 #endif
 

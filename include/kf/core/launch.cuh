@@ -80,14 +80,14 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
 
 // early: whether the kernel may be launched while the one before it ends. Not one of as many blocks as there is room for, which stay:
 // they would take the places that are free first, and be more on one SM than on another. shared: bytes of dynamic shared memory.
-// cluster: blocks that belong together. The status is the call's own: cudaGetLastError
-// might report somebody else's error.
+// cluster: blocks that belong together. most: bytes of shared memory that any launch of the kernel may take, where they are not always as
+// many. The status is the call's own: cudaGetLastError might report somebody else's error.
 KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks, unsigned threads, void **args,
-                                       cudaStream_t stream, bool early = true, unsigned shared = 0, unsigned cluster = 1)
+                                       cudaStream_t stream, bool early = true, unsigned shared = 0, unsigned cluster = 1, unsigned most = 0)
 {
     kf_result_t result = kfi_check_device(name, stream);
     if (result != KF_SUCCESS) return result;
-    const kfi_call call = {blocks, threads, args, stream, early && kfi_overlaps(), shared, cluster};
+    const kfi_call call = {blocks, threads, args, stream, early && kfi_overlaps(), shared, cluster, most > shared ? most : shared};
     kfi_status status = KFI_NO_ERROR;
     result = kfi_enqueue(name, kernel, call, &status);
     if (result != KF_SUCCESS || status == KFI_NO_ERROR) return result;

@@ -128,7 +128,7 @@ KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel
         attributes[config.numAttrs++].value.clusterDim.x = c.cluster;
     }
     if (c.shared > 48 << 10)
-        *status = KF_DRIVER_CALL(cuFuncSetAttribute)(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)c.shared);
+        *status = KF_DRIVER_CALL(cuFuncSetAttribute)(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)c.most);
 #ifdef KF_ON_LAUNCH
     char launcher[128];
     kfi_write_name(launcher, sizeof launcher, name);

@@ -61,7 +61,7 @@ KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel
         attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
         attributes[config.numAttrs++].val.clusterDim.x = c.cluster;
     }
-    if (c.shared > 48 << 10) *status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared);
+    if (c.shared > 48 << 10) *status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.most);
 #ifdef KF_ON_LAUNCH
     char function[128];
     kfi_write_name(function, sizeof function, name);

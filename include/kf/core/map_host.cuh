@@ -254,7 +254,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     s->tiles = tiles;
     s->slots = g->slots;
     s->partial = wanted ? workspace : nullptr;
-    if (parts * tiles > 0x7fffffff)
+    if (parts * tiles > 0x7fffffff || (plane && wanted && channels > 0x7fffffff)) // the second stage has a block for each channel
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch", "of %lld x %lld elements needs more blocks than a launch may have", (long long)rows,
                         (long long)period);
     const unsigned threads = (unsigned)kfi_ceil((kf_i64)g->bx * g->by, 32) * 32;

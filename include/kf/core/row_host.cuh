@@ -60,6 +60,14 @@ KF_FN void kfi_row_fit(kfi_register_way *how)
     how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
     how->threads = (int)kfi_clamp(how->threads, 0, how->most);
 }
+// Threads at most that a block of the kernels of persistent blocks has, of rows of any length.
+KF_FN KFI_SMALL int kfi_row_most(const kfi_row &m, const kfi_reach &reach)
+{
+    kfi_register_way how = kfi_register_way_of(m.in_registers[m.holds - 1]);
+    if (reach.clusters > 1 && reach.narrow) kfi_row_fit(&how);
+    const int most = (int)kfi_clamp(reach.clusters > 1 ? how.most : how.alone, 0, KFI_ROW_CAP);
+    return m.sums && most < KFI_ROW_SUM_BLOCK ? KFI_ROW_SUM_BLOCK : most;
+}
 // Rows at a time, of persistent blocks: as many as an H200 has room for, 512 threads an SM, where gradients are added up
 // at most as many blocks as have room for their shared memory. Clusters of more than two leave one SM in eleven alone.
 #define KFI_ROW_RINGS 6
@@ -202,7 +210,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
-    const int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0, kfi_row_reach(), &threads);
+    const kfi_reach reach = kfi_row_reach();
+    const int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0, reach, &threads);
     const bool narrow = groups && segments[4] > 1 && segments[4] < m.vec; // a vector may touch more than two channels
     if (groups) in->gaps = 0;
     for (int i = 0; i < operands.count; ++i) {
@@ -237,11 +246,12 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     }
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
-    const unsigned shared = (unsigned)(m.fixed + (found + 1 == m.holds ? m.ring * threads : 0));
+    const int ring = found + 1 == m.holds ? m.ring : 0;
+    const unsigned shared = (unsigned)(m.fixed + ring * threads), most = ring ? (unsigned)(m.fixed + ring * kfi_row_most(m, reach)) : 0;
     const int kernel = warps || thirds ? 2 * m.holds + 2 + (thirds && m.warps) : 2 * found + !whole;
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
-                            (unsigned)g->cluster);
+                            (unsigned)g->cluster, most);
     // A plane of one batch has written its channel's gradient itself.
     if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs)) return result;
     return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels, 1,

@@ -18,7 +18,8 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
     m->s[KFI_RT_BETA] = c->beta;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
-/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. */
+/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In place a block has what it reads before it
+   writes; what all blocks read it would have from the second one on as the others left it. */
 static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 {
     for (int o = 0; o < c->op->operand_count; ++o) {
@@ -26,10 +27,10 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
         for (int k = 0; k < c->op->operand_count && out && c->op->operands[o].is_out; ++k) {
             const kf_tensor_t *const t = c->tensors[k];
             if (!t || k == o || out->data >= t->data + kfi_rt_extent(t) || t->data >= out->data + kfi_rt_extent(out)) continue;
-            if (!c->op->operands[k].is_out && kfi_rt_same_view(out, t)) continue;
-            return kfi_rt_fail(KF_ERROR_OVERLAP, c->op->name, c->op->operands[o].name,
-                               "at %p overlaps %s at %p, expected memory apart or the same view", (void *)out->data,
-                               c->op->operands[k].name, (void *)t->data);
+            const int in_place = !c->op->operands[k].is_out && kfi_rt_is_cut(c->op, k);
+            if (in_place && kfi_rt_same_view(out, t)) continue;
+            return kfi_rt_fail(KF_ERROR_OVERLAP, c->op->name, c->op->operands[o].name, "at %p overlaps %s at %p, expected memory apart%s",
+                               (void *)out->data, c->op->operands[k].name, (void *)t->data, in_place ? " or the same view" : "");
         }
     }
     return KF_SUCCESS;
@@ -86,8 +87,10 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {
     kfi_rt_made m;
     kf_result_t result = kfi_rt_prepare(c, &m);
-    if (result == KF_SUCCESS) result = kfi_rt_carry_out(c, &m);
-    for (int i = 0; i < c->op->operand_count && result == KF_SUCCESS && c->stream; ++i)
+    if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_carry_out(c, &m); /* which may fail after a part of it was launched */
+    for (int i = 0; i < c->op->operand_count; ++i)
         if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
     return result;
 }

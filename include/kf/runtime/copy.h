@@ -42,6 +42,9 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
         to_gpu == from_gpu ? stream && stream->object.kind == KFI_RT_STREAM && stream->object.ctx == from->object.ctx : from_gpu;
     result = kfi_rt_check_stream(function, of_from ? from->object.ctx : to->object.ctx, stream);
     if (result != KF_SUCCESS || !to->count || kfi_rt_same_view(to, from)) return result;
+    result = kfi_rt_follow(function, to->object.ctx, stream);
+    if (result == KF_SUCCESS && from->object.ctx != to->object.ctx) result = kfi_rt_follow(function, from->object.ctx, stream);
+    if (result != KF_SUCCESS) return result;
     const kfi_rt_pair pair = kfi_rt_make_pair(to, strides);
     if (to_gpu || from_gpu) {
 #ifdef KFI_RT_CUDA
@@ -49,10 +52,9 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
 #endif
     } else
         kfi_rt_copy_host(to->data, to->dtype, from->data, from->dtype, &pair);
-    if (result != KF_SUCCESS) return result;
-    kfi_rt_use(to, stream);
+    kfi_rt_use(to, stream); /* after an error too: a part may have been launched */
     kfi_rt_use(from, stream);
-    return KF_SUCCESS;
+    return result;
 }
 
 #ifdef __cplusplus

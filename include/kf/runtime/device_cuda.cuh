@@ -169,9 +169,31 @@ static kf_result_t kfi_rt_cuda_record(const char *function, kf_event_t *event, c
     const kfi_rt_current current(event->object.ctx);
     return kfi_rt_cuda_status(function, "cudaEventRecord", cudaEventRecord((cudaEvent_t)event->native, kfi_rt_native(stream)));
 }
+static kf_result_t kfi_rt_cuda_follow(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows)
+{
+    kf_event_t event = {{KFI_RT_EVENT, const_cast<kf_context_t *>(ctx), nullptr}, 0, nullptr, 0};
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (!stream->native) return *follows = 1, KF_SUCCESS; // the default stream itself
+    kf_result_t result = kfi_rt_cuda_status(function, "cudaStreamIsCapturing", cudaStreamIsCapturing(stream->native, &capture));
+    if (result != KF_SUCCESS || capture != cudaStreamCaptureStatusNone) return result;
+    result = kfi_rt_cuda_event(function, &event);
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_cuda_record(function, &event, nullptr);
+    if (result == KF_SUCCESS) result = kfi_rt_cuda_wait(function, stream->object.ctx, stream, &event);
+    kfi_rt_cuda_event_destroy(&event);
+    *follows = result == KF_SUCCESS;
+    return result;
+}
+// That an event is not there yet is an answer. The runtime keeps it as its last error all the same, which the next one who asks for that,
+// as after a launch of his own, would take for his.
+static cudaError_t kfi_rt_cuda_answer(cudaError_t status)
+{
+    if (status == cudaErrorNotReady) (void)cudaGetLastError();
+    return status;
+}
 static kf_result_t kfi_rt_cuda_query(const char *function, const kf_event_t *event, int *is_done)
 {
-    const cudaError_t status = cudaEventQuery((cudaEvent_t)event->native);
+    const cudaError_t status = kfi_rt_cuda_answer(cudaEventQuery((cudaEvent_t)event->native));
     *is_done = status == cudaSuccess;
     return status == cudaErrorNotReady ? KF_SUCCESS : kfi_rt_cuda_status(function, "cudaEventQuery", status);
 }
@@ -181,17 +203,17 @@ static kf_result_t kfi_rt_cuda_event_wait(const char *function, const kf_event_t
 }
 static kf_result_t kfi_rt_cuda_elapsed(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms)
 {
-    const cudaError_t status = cudaEventElapsedTime(ms, (cudaEvent_t)begin->native, (cudaEvent_t)end->native);
+    const cudaError_t status = kfi_rt_cuda_answer(cudaEventElapsedTime(ms, (cudaEvent_t)begin->native, (cudaEvent_t)end->native));
     if (status == cudaErrorNotReady)
         return kfi_rt_fail(KF_ERROR_INVALID_VALUE, function, "end", "is not done, expected kf_event_synchronize before");
     return kfi_rt_cuda_status(function, "cudaEventElapsedTime", status);
 }
 
 static const kfi_rt_device kfi_rt_cuda = {
-    KF_DEVICE_CUDA,          kfi_rt_cuda_open,       kfi_rt_cuda_close,    kfi_rt_cuda_info,          kfi_rt_cuda_make_current,
-    kfi_rt_cuda_restore,     kfi_rt_cuda_round,      kfi_rt_cuda_allocate, kfi_rt_cuda_release,       kfi_rt_cuda_clear,
-    kfi_rt_cuda_count,       kfi_rt_cuda_free,       kfi_rt_cuda_move,     kfi_rt_cuda_stream,        kfi_rt_cuda_stream_destroy,
-    kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,       kfi_rt_cuda_event,    kfi_rt_cuda_event_destroy, kfi_rt_cuda_record,
-    kfi_rt_cuda_query,       kfi_rt_cuda_event_wait, kfi_rt_cuda_elapsed};
+    KF_DEVICE_CUDA,          kfi_rt_cuda_open,  kfi_rt_cuda_close,      kfi_rt_cuda_info,    kfi_rt_cuda_make_current,
+    kfi_rt_cuda_restore,     kfi_rt_cuda_round, kfi_rt_cuda_allocate,   kfi_rt_cuda_release, kfi_rt_cuda_clear,
+    kfi_rt_cuda_count,       kfi_rt_cuda_free,  kfi_rt_cuda_move,       kfi_rt_cuda_stream,  kfi_rt_cuda_stream_destroy,
+    kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,  kfi_rt_cuda_follow,     kfi_rt_cuda_event,   kfi_rt_cuda_event_destroy,
+    kfi_rt_cuda_record,      kfi_rt_cuda_query, kfi_rt_cuda_event_wait, kfi_rt_cuda_elapsed};
 
 #endif

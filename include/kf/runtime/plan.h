@@ -70,6 +70,8 @@ kf_result_t kf_plan_run(const kf_plan_t *plan, void *const *pointers, kf_stream_
     if (result == KF_SUCCESS) result = kfi_rt_check_stream(function, plan->object.ctx, stream);
     if (result != KF_SUCCESS) return result;
     if (!pointers) return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "pointers", "is NULL, expected %d", plan->call.op->operand_count);
+    result = kfi_rt_follow(function, plan->object.ctx, stream);
+    if (result != KF_SUCCESS) return result;
     kfi_rt_call call = plan->call;
     kfi_rt_made made = plan->made;
     call.stream = stream;

@@ -33,6 +33,7 @@ struct kf_context_t {
     const kfi_rt_device *device;
     int id, debug, closed;
     long refs;
+    long made;            /* tensors of the pool, so far */
     pthread_mutex_t lock; /* of all below */
     kfi_rt_table living;
     kf_pool_stats_t stats;
@@ -64,6 +65,7 @@ struct kf_stream_t {
     kfi_rt_object object;
     int is_own, closed; /* closed: destroyed, and the default stream waits for what it was given */
     long refs;          /* a storage keeps the streams that work on it */
+    long behind;        /* of its context's tensors so many were made before it last waited for the default stream */
     struct CUstream_st *native;
 };
 struct kf_event_t {
@@ -97,6 +99,9 @@ struct kfi_rt_device {
     void (*stream_destroy)(kf_stream_t *stream);
     kf_result_t (*synchronize)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream); /* NULL: all streams */
     kf_result_t (*wait)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, const kf_event_t *event);
+    /* The stream waits for what the context's default one was given so far; not one that is captured, which may wait for nothing outside.
+     */
+    kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows);
     kf_result_t (*event_create)(const char *function, kf_event_t *event);
     void (*event_destroy)(kf_event_t *event);
     kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);

@@ -28,6 +28,19 @@ static kf_result_t kfi_rt_join(const char *function, const kf_stream_t *stream)
     device->event_destroy(&event);
     return result;
 }
+/* The pool's memory is handed out in the order of the default stream, and may be what another stream still works on: a stream waits for
+   that before it is given work on tensors, if some were made since it last did. */
+static kf_result_t kfi_rt_follow(const char *function, kf_context_t *ctx, kf_stream_t *stream)
+{
+    if (!stream) return KF_SUCCESS;
+    const long made = __atomic_load_n(&ctx->made, __ATOMIC_ACQUIRE);
+    const int is_own = stream->object.ctx == ctx;
+    if (is_own && __atomic_load_n(&stream->behind, __ATOMIC_ACQUIRE) >= made) return KF_SUCCESS;
+    int follows = 0;
+    const kf_result_t result = ctx->device->follow(function, ctx, stream, &follows);
+    if (follows && is_own) __atomic_store_n(&stream->behind, made, __ATOMIC_RELEASE);
+    return result;
+}
 
 #ifdef __cplusplus
 extern "C" {

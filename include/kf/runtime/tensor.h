@@ -164,6 +164,7 @@ kf_tensor_t *kf_tensor_create(kf_context_t *ctx, const kf_tensor_desc_t *desc)
         return NULL;
     pthread_mutex_lock(&ctx->lock);
     const kf_result_t result = l.reach ? kfi_rt_take(function, ctx, (size_t)l.reach * kfi_rt_width(l.dtype), NULL, &data) : KF_SUCCESS;
+    if (data) __atomic_add_fetch(&ctx->made, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&ctx->lock);
     kf_tensor_t *const t = result == KF_SUCCESS ? kfi_rt_first(function, ctx, &l, data, KFI_RT_POOLED) : NULL;
     if (!t && data) {
