@@ -160,7 +160,7 @@ class Kernel(Signature):
 
     @property
     def needs(self):
-        """What else, whose functions its own ones call."""
+        """The ops whose functions its own ones call."""
         return []
 
     @property

@@ -209,7 +209,8 @@ class Renderer:
                 if not own:
                     continue
                 stems[ext].append(stem)
-                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=own, stem=stem, extends=extends, parts=f"{prefix}/{stem}",
+                needs = [f"{names.folder(None if of.builtin else user)}/{names.stem(of.pattern)}{ext}" for of in own[0].needs]
+                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=own, stem=stem, extends=extends, parts=f"{prefix}/{stem}", needs=needs,
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")
             for part in PARTS["cuh"] if device else ():

@@ -178,6 +178,14 @@ def test_compiled_as_cuda(include, spec_file, tmp_path):
         assert kernel not in text
 
 
+def passes_as_cuda(folder, include, text):
+    emu = kflib.ROOT / "tests/emu"
+    (folder / "program.cpp").write_text("#include <cuda_runtime.h>\n" + text)
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-isystem", toolkit.include(), f"-I{emu}/include", f"-I{emu}", *include]
+    done = subprocess.run([*command, folder / "program.cpp"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
 LIBRARY = """
 [activation.my{name}]
 brief = "{factor} x"
@@ -207,17 +215,64 @@ int main(void)
     subprocess.run(["gcc", "-O1", *include, tmp_path / "both.c", "-o", tmp_path / "both", "-lm"], check=True)
     assert subprocess.run([tmp_path / "both"]).returncode == 0
     if toolkit.include():  # CUDA, through the compiler of the emulation
-        (tmp_path / "both.cpp").write_text("#include <cuda_runtime.h>\n" + BOTH.format(ext="cuh") + """
+        passes_as_cuda(tmp_path, include, BOTH.format(ext="cuh") + """
 kf_result_t both(const float *x, float *out)
 {
     const kf_result_t r = kf_myone_f32(x, out, 2, nullptr);
     return r == KF_SUCCESS ? kf_mytwo_f32(x, out, 2, nullptr) : r;
 }
 """)
-        emu = kflib.ROOT / "tests/emu"
-        command = ["g++", "-std=c++17", "-fsyntax-only", "-isystem", toolkit.include(), f"-I{emu}/include", f"-I{emu}", *include]
-        done = subprocess.run([*command, tmp_path / "both.cpp"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:3000]
+
+
+# An op over rows that has no scalars, and the loss of a layer that is made of it, in files of their own. {0}: what it calls the logits.
+SHARP = """
+outputs = {{ loss = "m = max({0}); 2 * (m + log(sum(exp({0} - m)))) - pick({0}, label)" }}
+refs = {{ loss = "2 * (max({0}) + np.log(sum(np.exp({0} - max({0}))))) - np.where((label < 0) | (label >= count), np.nan, \
+sum(np.where(column == label, {0}, 0)))" }}
+"""
+LABEL = 'label = { kind = "per_row", dtype = "I", grad = false }'
+LOSSES = {
+    "rows": '[op.sharp_loss]\nfamily = "row"\nbrief = "2 lse - x[label]"\noperands = { x = "elem", ' + LABEL + " }" + SHARP.format("x"),
+    "layer": '[op.linear_sharp_loss]\nfamily = "logits"\nrows = "sharp_loss"\nbrief = "of x . weight^T + bias"\n'
+             'operands = { x = { kind = "left", grad = false }, weight = { kind = "right", grad = false }, bias = { kind = "row", grad = false, '
+             "absent = 0 }, " + LABEL + " }" + SHARP.format("logits")}
+LOSS_PROGRAM = """
+#include <kf/rows_layer.h>
+#include <math.h>
+int main(void)
+{
+    const float x[2] = {1, 2}, weight[3] = {0.5f, -1, 2};
+    const int64_t label[2] = {2, 0};
+    static _Alignas(256) char workspace[1 << 20];
+    float loss[2];
+    const size_t need = kf_cpu_linear_sharp_loss_f32_workspace_bytes(2, 3, 1);
+    if (need > sizeof workspace || kf_cpu_linear_sharp_loss_f32(x, weight, NULL, label, loss, 2, 3, 1, NULL, workspace, need) != KF_SUCCESS) return 1;
+    for (int r = 0; r < 2; ++r) {
+        double sum = 0;
+        for (int c = 0; c < 3; ++c) sum += exp(x[r] * weight[c]);
+        if (!(fabs(loss[r] - (2 * log(sum) - x[r] * weight[label[r]])) < 1e-5)) return 2 + r;
+    }
+    return 0;
+}
+"""
+
+
+def test_losses_of_a_user_s_own_rows(installed, tmp_path):
+    files = [tmp_path / f"{name}.toml" for name in LOSSES]
+    for path in files:
+        path.write_text(LOSSES[path.stem])
+    assert main(["render", *(word for path in files for word in ("--spec", str(path))), "--out", str(tmp_path)]) == 0
+    include = [f"-I{d}" for d in (installed, tmp_path)]
+    (tmp_path / "loss.c").write_text(LOSS_PROGRAM)
+    subprocess.run(["gcc", "-O1", "-Wall", "-Wextra", "-Werror", *include, tmp_path / "loss.c", "-o", tmp_path / "loss", "-lm"], check=True)
+    assert subprocess.run([tmp_path / "loss"]).returncode == 0
+    if toolkit.include():  # CUDA, through the compiler of the emulation
+        passes_as_cuda(tmp_path, include, """#include <kf/rows_layer.cuh>
+kf_result_t loss(const float *x, const float *w, const int64_t *label, float *out, void *work, size_t size)
+{
+    return kf_linear_sharp_loss_f32(x, w, nullptr, label, out, 2, 3, 1, nullptr, work, size, nullptr);
+}
+""")
 
 
 # What no op of kf's own has together: several outputs, a packed operand with dropout and scalars, integers, operands without a gradient.

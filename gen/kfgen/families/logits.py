@@ -79,7 +79,7 @@ class LogitsKernel(Kernel):
 
     @property
     def needs(self):
-        return [f"kf/ops/{stem}" for stem in self.family.stems(self.op)]
+        return list(self.op.made_of)
 
     @property
     def accumulates(self):

@@ -109,12 +109,13 @@ class LogitsC(Calls, C):
         k = self.k
         found = [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [f"int64_t {s}" for s in k.sizes]
         found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
-        found += ["const kf_i64 *kfi_integers", f"const {k.scalar_ctype} *kfi_scalars"]
+        found += ["const kf_i64 *kfi_integers"] * bool(k.integers) + [f"const {k.scalar_ctype} *kfi_scalars"] * bool([*k.scalars, *k.betas])
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
     def run_arguments(self, launcher):
         k = self.k
-        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + ["kfi_integers", "kfi_scalars"]
+        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments]
+        found += ["kfi_integers"] * bool(k.integers) + ["kfi_scalars"] * bool([*k.scalars, *k.betas])
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
