@@ -14,7 +14,7 @@ from kfgen.families.row import Row
 from kfgen.formulas import LIBRARIES
 from kfgen.inside import Inside
 from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of, stem
+from kfgen.names import gradient_of
 from kfgen.passes import copy
 from kfgen.words import COLUMN, COUNT
 
@@ -131,9 +131,6 @@ class Logits(Family):
 
     def made_of(self, op):
         return PRODUCT, op.own["rows"]
-
-    def stems(self, op):
-        return [stem(pattern) for pattern in self.made_of(op)]
 
     def dtypes(self, kind, grad):
         return ("I", "acc") if kind == "per_row" and not grad else ()
