@@ -3,8 +3,8 @@
 shuffled rounds. llm.c is no part of this repository: python3 bench/llmc.py --source A_CHECKOUT [--out FILE]; needs a GPU.
 
 Its layer norm, residual, gelu, classifier and bias gradient are those it trains with (llmc/, bf16), its softmax the fastest of dev/cuda (float32).
-Both sides' results are compared before they are timed. llm.c's gradients add to what is there and its classifier overwrites the logits: so kf's is
-in place too.
+It is compiled as its Makefile does, with --use_fast_math. Both sides' results are compared before they are timed. llm.c's gradients add to what is
+there and its classifier overwrites the logits: so kf's is in place too.
 """
 
 import argparse
@@ -18,6 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
 B, T, C, V, P = 8, 1024, 768, 50257, 50304
 ROWS = B * T
+OWN_FLAGS = "-std=c++17", "--use_fast_math", "-DENABLE_BF16", "-w"  # its Makefile's, and no warnings
 # cuBLAS is named by a header that all of dev/cuda includes; nothing of it is called here.
 STUB = """#pragma once
 typedef void *cublasHandle_t, *cublasLtHandle_t;
@@ -92,8 +93,8 @@ def built(source, folder, flags):
     for name, text in (("trained", TRAINED), ("studied", STUDIED)):
         path, library = stubs / f"{name}.cu", stubs / f"{name}.so"
         path.write_text(text)
-        subprocess.run(["nvcc", *flags, "-std=c++17", "-DENABLE_BF16", "-w", "-shared", "-Xcompiler", "-fPIC", f"-I{stubs}", f"-I{source}",
-                        f"-I{source}/dev/cuda", str(path), "-o", str(library)], check=True)
+        subprocess.run(["nvcc", *flags, *OWN_FLAGS, "-shared", "-Xcompiler", "-fPIC", f"-I{stubs}", f"-I{source}", f"-I{source}/dev/cuda",
+                        str(path), "-o", str(library)], check=True)
         parts.append(ctypes.CDLL(str(library)))
     return parts
 
@@ -263,7 +264,7 @@ def main():
     if args.out:
         command = "python3 bench/llmc.py --source llm.c --out bench/results/h200/llmc.json"
         said = {"command": command, "machine": machine.describe("cuda", "nvcc", flags, 1), "rounds": args.rounds, "method": timing.METHOD,
-                "data": DATA, "source": "llm.c f1e2ace"}
+                "data": DATA, "source": f"llm.c f1e2ace, {' '.join(OWN_FLAGS)}"}
         store.write(args.out, said, rows)
 
 

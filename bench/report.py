@@ -27,7 +27,7 @@ PARITY, PARITY_SHORT, SHORT_US = 0.02, 0.05, 20.0
 PEERS = {"eager": "PyTorch eager", "eager_out": "PyTorch eager, preallocated", "compile": "torch.compile",
          "compile_autograd": "torch.compile, autograd", "cub": "CUB", "cublas": "cuBLAS", "launchers": "kf's C launchers",
          "liger": "Liger", "llmc": "llm.c"}
-SPECIAL, BELOW = {"compile", "compile_autograd", "liger", "llmc"}, 0.95
+BESIDE, BELOW = {"eager", "compile", "compile_autograd", "liger", "llmc"}, 0.95  # CUB's sum is a yardstick of other functions too
 UNITS = ("ns", "us", "ms", "s")
 
 
@@ -93,13 +93,19 @@ def machine(data):
     return f"{', '.join(words)}; `{m['flags']}`"
 
 
+def samples(data):
+    """Of how many samples a time is the median."""
+    counts = sorted({t["samples"] for r in data["rows"] for t in r["times"].values() if "samples" in t})
+    return f"Medians of {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples. " if counts else ""
+
+
 def about(which):
     """Where and how: the lines above a file's tables."""
     data = load(which)
     how = data.get("method") or "interleaved rounds, inside CUDA graphs below 150 us a call, else behind a queue that is never empty"
     if "gpu" not in data["machine"] and "method" not in data:
         how = "interleaved rounds, one call a sample, wall clock"
-    text = f"[{which}.json](../bench/results/{which}.json): {machine(data)}.\n{how[0].upper() + how[1:]}. Data: {data['data']}.\n"
+    text = f"[{which}.json](../bench/results/{which}.json): {machine(data)}.\n{how[0].upper() + how[1:]}. {samples(data)}Data: {data['data']}.\n"
     if "outputs" in data:
         text += f"Outputs: {data['outputs']}.\n"
     text += f"\n    {data['command']}\n"
@@ -218,14 +224,14 @@ def headline():
 
 
 def below(*files):
-    """Whatever is slower than BELOW of a baseline that compiles or is written for the case: by op and direction, the worst of a file first."""
+    """Whatever is slower than BELOW of a baseline that computes the same: by op and direction, the worst of a file first."""
     body = []
     for which in files:
         found = {}
         for r in load(which)["rows"]:
             op = f"`{r['op'].replace('_{act}', '').replace('{act}', 'activations')}`" if "op" in r else name(r)
             direction = ", ".join(w for w in ("backward" if r.get("bwd") else "forward", r.get("variant")) if w)
-            for peer in set(r["speedup"]) & SPECIAL:
+            for peer in set(r["speedup"]) & BESIDE:
                 found.setdefault((op, direction, PEERS[peer]), []).append((r["speedup"][peer], f"{name(r)}, {sizes(r)}"))
         rows = [(min(m), [*key, sum(s < BELOW for s, _ in m), len(m)]) for key, m in found.items() if min(m)[0] < BELOW]
         body += [[f"[{which}](../bench/results/{which}.json)", *words, f"{worst:.2f} ({at})"] for (worst, at), words in sorted(rows)]

@@ -205,3 +205,15 @@ def test_layers_formulas_of_torch(contender):
     got = layers.by_torch(t, words, options)(0)
     assert layers.error(got, layers.wanted(t, words)) < 1e-5
     assert layers.error(got + 0.05 * got.abs().max(), layers.wanted(t, words)) > 0.02
+
+
+def test_llmc_is_compiled_as_its_makefile_does(tmp_path, monkeypatch):
+    """With approximate exponentials and quotients: without them its softmax, classifier and gelu are slower than what its users have."""
+    import llmc
+    (tmp_path / "llmc").mkdir()
+    (tmp_path / "llmc/matmul.cuh").write_text("// CUDA kernels\n// kernel launchers\n")
+    commands = []
+    monkeypatch.setattr(llmc.subprocess, "run", lambda command, check: commands.append(command))
+    monkeypatch.setattr(llmc.ctypes, "CDLL", lambda path: path)
+    assert len(llmc.built(tmp_path, tmp_path / "build", ["-O3"])) == 2 == len(commands)
+    assert all({"-O3", "--use_fast_math", "-std=c++17", "-DENABLE_BF16"} <= set(command) for command in commands)

@@ -45,6 +45,8 @@ def test_the_page_works(checkout):
             outputs += 1
             assert " ".join(text.split()) in " ".join(said.split()), f"expected\n{text}in\n{said}"
     assert outputs == 6, "the page has lost its marks"
+    page = (ROOT / "docs/contributing.md").read_text()
+    assert page.index("pip install jinja2 numpy scipy") < page.index("kfgen check"), "a fresh clone has neither"
     if NVCC:  # the same entries for CUDA
         (checkout / "both.cu").write_text("""
 #include <kf/my_ops.cuh>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma (kf/core/gemm_hopper.cuh), run by the emulation: under seams written by hand, in every layout, and as launchers choose
+"""Products by wgmma (kf/core/gemm_hopper.cuh), run by the emulation: under hand-written epilogues, in every layout, and as launchers choose
 them where a test says that the device has such instructions; and faults in them that must be noticed."""
 
 import functools

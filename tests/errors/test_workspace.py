@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
-wanted; where its twin says 0 it is not looked at."""
+wanted; where <function>_workspace_bytes says 0 it is not looked at."""
 
 from refusals import FUNCTIONS, MISALIGNED, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of, unread
 
@@ -17,7 +17,7 @@ def test_who_has_one():
 
 
 def test_no_bytes_may_be_null(lib, functions):
-    """Of a function that takes a workspace and uses none, its twin says 0; what it is given is not looked at."""
+    """Of a function that takes a workspace and uses none, <function>_workspace_bytes says 0; what it is given is not looked at."""
     for f in [f for f in functions if f["workspace"] and not f["scratch"]]:
         call = Call(lib, f)
         assert call.workspace_bytes == 0 and "void *workspace, size_t workspace_bytes" in f["signature"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the headers leave behind in the file that includes them: no macro but KF_, KFI_ and the twins that say how much workspace a function
+"""What the headers leave behind in the file that includes them: no macro but KF_, KFI_ and those that say how much workspace a function
 needs, no name of a framework."""
 
 import re

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm.h under seams written by hand: random products of every type and layout against the next wider type's, in tensors that end
-   where their memory ends. Arguments: the seed, the number of products. Prints the worst error as a share of the bound, and a sum of all
-   results' bits, which must not depend on the number of threads. */
+/* kf/core/gemm.h under hand-written prologues and epilogues: random products of every type and layout against the next wider type's, in
+   tensors that end where their memory ends. Arguments: the seed, the number of products. Prints the worst error as a share of the bound,
+   and a sum of all results' bits, which must not depend on the number of threads. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static double operand(const product *p, int o, kf_i64 batch, kf_i64 line, kf_i64
 {
     const kfi_gemm_operand *const f = &p->of[o];
     const double v = value(p->type, f->data, batch * f->batch_step + line * f->line_step + depth * f->depth_step);
-    return (o == 0 ? p->seam_a : p->seam_b) && v < 0 ? 0 : v; /* relu, as the seam */
+    return (o == 0 ? p->seam_a : p->seam_b) && v < 0 ? 0 : v; /* relu, as the prologue */
 }
 static void load(const product *p, int o, kf_i64 batch, kf_i64 line0, kf_i64 lines, kf_i64 depth0, kf_i64 depths, void *to)
 {
