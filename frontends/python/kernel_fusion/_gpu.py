@@ -84,8 +84,8 @@ class Launchers:
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
-        return NotImplementedError(f"{function} is not in {self.path.name}: it was built for fewer ops or activations (KF_WHEEL_OPS, "
-                                   "KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
+        return NotImplementedError(f"{_table.said_of(function)}: {function} is not in {self.path.name}, which was built for fewer ops or activations "
+                                   "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
 
 
 class Gpu(Launchers):
