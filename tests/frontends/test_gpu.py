@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import kflib
 import kfpython
@@ -222,6 +223,18 @@ def test_errors(driver, tmp_path):
     assert said[1].startswith("ValueError: a size is negative") and "kf_bias_gelu_f32: rows is -1" in said[1]
     lacks = "NotImplementedError: kf.mish: kf_mish_f32 is not in libkf_cuda.so, which was built for fewer"
     assert (said[2], len(launched)) == ("ok", 1) if kfpython.has("mish") else said[2].startswith(lacks) and not launched
+
+
+def test_an_interrupt_while_a_kernel_is_compiled(kf):
+    """C gets no exception; it is told that there is no kernel, and the call raises."""
+    from kernel_fusion import _gpu
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    own = types.SimpleNamespace(made=interrupted, architecture=str, now=_gpu.Thread(), dll=types.SimpleNamespace(kfp_give_reason=id))
+    assert _gpu.Gpu._make(own, b"kf_relu_f32", 0, None, b"kfk_act_f32<7>", None, None) == 1
+    assert isinstance(_gpu.Gpu.failed(own), KeyboardInterrupt) and _gpu.Gpu.failed(own) is None
 
 
 def test_no_driver(tmp_path):

@@ -108,7 +108,8 @@ def test_dropout(kf):
     assert (same[0] == same[1]).all() and set(np.unique(same[0])) == {0, np.float32(1 / 0.75)} and abs((same[0] == 0).mean() - 0.25) < 0.02
     assert (kf.ops.dropout(x, p=0.25) != kf.ops.dropout(x, p=0.25)).any()
     seeded = [kf.ops.dropout(x, p=0.25, rng=np.random.default_rng(3)) for _ in range(2)]
-    assert (seeded[0] == seeded[1]).all() and (kf.ops.dropout(x, p=0.25, training=False) == x).all()
+    used, fresh = np.random.default_rng(3), np.random.default_rng(3)
+    assert (seeded[0] == seeded[1]).all() and (kf.ops.dropout(x, p=0.25, training=False, rng=used) == x).all() and used.random() == fresh.random()
     of = [kf.ops.dropout(x, p=0.25, rng=(seed, 2**64 - 9)) for seed in (2**64 - 7, -7)]
     assert (of[0] == of[1]).all() and (of[0] == kf.ops.dropout(x, p=0.25, rng=np.array([2**64 - 7, 2**64 - 9], np.uint64))).all()
     with pytest.raises(ValueError, match="kf.dropout: p is 1.5, expected at least 0 and at most 1"):

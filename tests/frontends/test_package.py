@@ -111,6 +111,22 @@ def test_a_compressed_library(tmp_path, library):
     assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(tmp_path.glob("kernel_fusion-*"))
 
 
+def test_the_cache_directory(tmp_path, monkeypatch):
+    """Of wherever the process is; where the system knows no home of the user, the message says what to do."""
+    from kernel_fusion import _files
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KF_CACHE_DIR", ".")
+    assert _files.cache() == tmp_path
+    monkeypatch.delenv("KF_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "mine")
+    assert _files.cache() == tmp_path / "mine/kernel_fusion"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(_files.pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(OSError, match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"):
+        _files.cache()
+
+
 def test_a_library_of_another_abi(kf, monkeypatch, library):
     from kernel_fusion import _library, _table
 

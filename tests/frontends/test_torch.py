@@ -164,6 +164,11 @@ def test_dropout(kf):
     assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=(3, 4)))
     assert kf.ops.gelu_dropout(x, rng=(3, 4)).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=(3, 4)).tobytes()
     assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=torch.tensor([3, 0, 4])[::2]))
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    kf.ops.gelu_dropout(x, training=False)
+    assert torch.equal(torch.rand(3), want)  # the generator is as it was where nothing is dropped
     large = (2**64 - 7, -9)  # of 64 bits, with a sign or without
     assert kf.ops.gelu_dropout(x, rng=large).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=large).tobytes()
     close(kf.ops.gelu_dropout(x, training=False), torch.nn.functional.gelu(x), 1e-5)

@@ -131,7 +131,9 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:
         values.append(PROBABILITY)
-        a["p"] = a["p"] if a["training"] else 0.0
+        if not a["training"]:
+            a["p"] = 0.0
+            a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]  # a generator is not asked for what drops nothing
     axis = a.get("dim", op.axis)
     flatten = op.family == "reduce" and axis is None
     _check_out(where, op, a["out"])

@@ -18,9 +18,11 @@ from kernel_fusion.torch._schema import schema
 FAST: Any = vars(torch._C._FunctionBase).get("apply")
 
 
-def seed_of(where: str, x: Tensor, rng: Any) -> Tensor:
+def seed_of(where: str, x: Tensor, rng: Any, training: bool) -> Tensor:
     """Seed and offset of a dropout as a tensor of x's device: drawn from the default generator, so that manual_seed decides, torch.compile traces
-    it and a graph that is replayed draws anew."""
+    it and a graph that is replayed draws anew. Where nothing is dropped the generator stays as it is, as PyTorch's dropout leaves it."""
+    if rng is None and not training:
+        return torch.zeros(2, dtype=torch.int64, device=x.device)
     if rng is None:
         return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
     if isinstance(rng, Tensor):
@@ -63,7 +65,8 @@ def _text(op: Op, activation: str) -> str:
     results = ", ".join(f"found[{i}]" for i in op.forward.results) if len(op.forward.outputs) > 1 else "found"
     lines += ["    if grads is not None:", "        found = adding(given, grads)", f"        return {results}"] if op.added else []
     if _decomposes(op, activation):
-        lines += [f"    if traced and {first}.is_floating_point() and decomposes():",
+        lines += [f"    if traced and {first}.dtype in floats and decomposes():",
+                  *(f"        {line}" for v in (*op.forward.scalars, *op.scalars[activation]) for line in _bounds(op.said(activation), v)),
                   "        return plain_apply(*given) if save else plain(*given)"]
     lines += ["    try:",
               "        if traced:",
@@ -83,9 +86,16 @@ def _rest(op: Op, activation: str) -> str:
     """What stands behind the tensors when the op is called."""
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
-    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng)",
+    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
              "dtype": "dtype_of(where, dtype)", "p": "p if training else 0.0", **acts}
     return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
+
+
+def _bounds(where: str, value: _table.Value) -> list[str]:
+    """What the op checks and its formula does not. The number is not in the message: torch.compile may have a symbol of it."""
+    within = [f"{value.name} {sign} {bound}" for sign, bound in ((">=", value.least), ("<=", value.most)) if bound is not None]
+    said = " and ".join(within)
+    return [f"if not ({said}):", f"    raise ValueError({f'{where}: {value.name} is out of its bounds, expected {said}'!r})"] if within else []
 
 
 def _decomposes(op: Op, activation: str) -> bool:
@@ -141,7 +151,8 @@ def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Ca
         names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):
         plain, plain_function = _autograd.decomposed(op, activation)
-        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes}
+        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes,
+                  "floats": tuple(DTYPES[word] for word in ("f32", "f16", "bf16", "f64"))}
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
     made.__qualname__ = where  # as Python's own errors about arguments have it
