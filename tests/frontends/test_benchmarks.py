@@ -68,11 +68,21 @@ def test_comparison(benchmarks, clock, tmp_path):
                                                cold=False)
     assert found["slow"].median == 1e-3 and abs(found["fast & sure"].median - 1e-4) < 1e-12
     assert [t.difference for t in found.timings] == [None, 0, 0.5]
+    with pytest.raises(KeyError, match="fastest"):
+        found["fastest"]
     table = str(found).splitlines()
     assert len(table) == 5 and "times the first" in table[0] and re.search(r"^wrong .*\| +0.5$", table[4]) and len({len(line) for line in table}) == 1
     picture = ElementTree.fromstring(found.plot(tmp_path / "bars.svg"))
     bars = [float(e.get("width")) for e in picture.iter() if e.tag.endswith("rect")]
     assert bars == [40, 400, 80] and (tmp_path / "bars.svg").read_text() == found.plot()
+
+
+def test_what_is_no_number_does_not_differ(benchmarks):
+    """From itself; from another value it does, by as much."""
+    x = np.array([np.nan, np.inf, -np.inf, 1])
+    found = benchmarks.compare_implementations({"a": lambda: x, "b": lambda: x + 0, "c": lambda: -x, "d": lambda: np.nan_to_num(x, nan=0.0)},
+                                               warmup=0, repeat=1)
+    assert [t.difference for t in found.timings[:3]] == [None, 0, np.inf] and np.isnan(found["d"].difference)
 
 
 def test_turns(benchmarks):

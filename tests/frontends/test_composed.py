@@ -73,6 +73,9 @@ SAID = [
     (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(4, 8), 2), ValueError, "v has the shape (4, 8), expected (5, 'any')"),
     (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 8), 2.0), TypeError, "num_heads is float, expected a whole number"),
     (lambda ops: ops.fused_attention_score(draw(3, 8), draw(5, 8), mask=draw(3, 5), causal=True), ValueError, "mask is given beside causal"),
+    (lambda ops: ops.matmul([[1.0]], draw(3, 5)), TypeError, "kf.matmul: a is list, expected an array"),
+    (lambda ops: ops.fused_attention_score(draw(3, 8), None), TypeError, "kf.fused_attention_score: k is NoneType, expected an array"),
+    (lambda ops: ops.matmul(draw(3, 8), draw(8, 5).float()), TypeError, "kf.matmul: b has the dtype f32, expected f64 beside a of f64"),
     (lambda ops: ops.call("laier_norm", draw(3)), ValueError, "kf: there is no op `laier_norm`; those there are:")]
 
 

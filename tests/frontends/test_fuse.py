@@ -385,6 +385,9 @@ def test_past_python(kf, tmp_path, monkeypatch):
         m.setattr(f._own, "build", lambda path, dtypes: open("/dev/full", "wb", 0).write(b"x"))
         with pytest.raises(OSError, match="its library cannot be kept"):
             f(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64))
+        m.setattr(f._own, "library", lambda dtypes: (_ for _ in ()).throw(KeyboardInterrupt))  # Ctrl-C while the compiler runs
+        with pytest.raises(KeyboardInterrupt):
+            f(torch.ones(2, 3).half(), torch.ones(3).half(), torch.ones(2, 3).half())
     forward, backward = (_kernels.kernel(schema(f._op, d)) for d in (False, True))
     for given, out, dx in found:
         with torch.no_grad():

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import kflib
 import kfpython
@@ -151,7 +152,7 @@ def test_without_python(driver, tmp_path):
     assert said[1] == "ok" and (said[2] == "ok" or "workspace is 0x" in said[2])  # the CPU's allocator aligns less
     said = said[1:]
     assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[3].startswith("TypeError: ")
-    assert said[4] == "ok" if kfpython.has("mish") else said[4].startswith("NotImplementedError: kf_bias_mish_bf16 is not in libkf_cuda.so")
+    assert said[4] == "ok" if kfpython.has("mish") else said[4].startswith("NotImplementedError: kf.bias_mish: kf_bias_mish_bf16 is not in")
     offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
     assert said[5].startswith(f"RuntimeError: {offline}") and "KF_OFFLINE is set" in said[5] and "kf.bias: " in said[6] and "KF_OFFLINE" in said[6]
     assert said[7] == "ok" and re.match(r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is set", said[8])
@@ -220,8 +221,20 @@ def test_errors(driver, tmp_path):
     said, launched = calls(driver, tmp_path, (name, [None, 1, 2], sizes), (name, tensors, [-1, 128]), ("kf_mish_f32", [0, 1], [4]))
     assert said[0].startswith("ValueError: a required pointer is NULL: kf_bias_gelu_f32: x is NULL")
     assert said[1].startswith("ValueError: a size is negative") and "kf_bias_gelu_f32: rows is -1" in said[1]
-    lacks = "NotImplementedError: kf_mish_f32 is not in libkf_cuda.so: it was built for fewer"
+    lacks = "NotImplementedError: kf.mish: kf_mish_f32 is not in libkf_cuda.so, which was built for fewer"
     assert (said[2], len(launched)) == ("ok", 1) if kfpython.has("mish") else said[2].startswith(lacks) and not launched
+
+
+def test_an_interrupt_while_a_kernel_is_compiled(kf):
+    """C gets no exception; it is told that there is no kernel, and the call raises."""
+    from kernel_fusion import _gpu
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    own = types.SimpleNamespace(made=interrupted, architecture=str, now=_gpu.Thread(), dll=types.SimpleNamespace(kfp_give_reason=id))
+    assert _gpu.Gpu._make(own, b"kf_relu_f32", 0, None, b"kfk_act_f32<7>", None, None) == 1
+    assert isinstance(_gpu.Gpu.failed(own), KeyboardInterrupt) and _gpu.Gpu.failed(own) is None
 
 
 def test_no_driver(tmp_path):
@@ -344,7 +357,7 @@ def test_what_cannot_be_compiled_ahead(kf, name, tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match=r"kf\.warmup: KF_OFFLINE is set, and (\d+) of \1 kernels for sm_80 are not in .*'s kfk_act_f32<"):
             kf.warmup("relu", dtypes="float32", arch="sm_80")
         if not kfpython.has("mish"):
-            with pytest.raises(NotImplementedError, match="kf_mish_bf16 is not in libkf_cuda.so: .*kf.build_launchers"):
+            with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_bf16 is not in libkf_cuda.so, .*kf.build_launchers"):
                 kf.warmup("mish", arch="sm_90")
     assert not list(tmp_path.iterdir())
 
@@ -372,7 +385,7 @@ def test_launchers_built_ahead(driver, visible, tmp_path):
     assert len(list(folder.iterdir())) == wanted + 2 and json.loads((folder / "launchers.json").read_text())["functions"] == functions
     found = [call_of(f, [n]) for f, n in (("kf_gelu_f32", 4096), ("kf_mish_f32", 7), ("kf_mish_bwd_f32", 4096), ("kf_relu_f32", 8))]
     said, launched = calls(driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible)
-    assert said[:3] == ["ok"] * 3 and len(launched) == 3 and said[3].startswith("NotImplementedError: kf_relu_f32 is not in libkf_cuda.so")
+    assert said[:3] == ["ok"] * 3 and len(launched) == 3 and said[3].startswith("NotImplementedError: kf.relu: kf_relu_f32 is not in")
     assert calls(driver, cache, found[0]) == (["ok"], launched[:1])
 
 

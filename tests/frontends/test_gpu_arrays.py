@@ -198,6 +198,18 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # so is the memory of a seed
     gc.collect()
     assert gpu.said[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
+    gpu.said.clear()
+    row = kf.ops.relu(Interface(ROW))  # of the default stream, in whose order it is not freed where another one reads it
+    flat = row.flat()
+    kf.ops.bias_relu(Interface(X, 7), flat)
+    del row, flat
+    gc.collect()
+    assert gpu.said == [("call", 0, 1), ("wait", 0, 1), ("call", 0, 7), ("free", 0, None), ("free", 0, None)]
+    gpu.said.clear()
+    for stream, freed_on in ((1, 1), (None, 1), (7, None), (-1, None)):
+        kf.ops.relu(Interface(X)).__dlpack__(stream=stream)
+        gc.collect()
+        assert gpu.said[-1] == ("free", 0, freed_on)
 
 
 def test_results_are_read_by_both(kf, gpu):

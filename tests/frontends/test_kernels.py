@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf.kernels: the C launchers as they are. That kf.ops computes the same stands for their numbers, which test_native.py has."""
 
+import copy
 import inspect
 import re
 
@@ -61,6 +62,7 @@ def test_what_is_refused(kf):
     with pytest.raises(AttributeError, match=re.escape("kf.kernels.reduction has no `relu_f32`")):
         kf.kernels.reduction.relu_f32()
     assert list(inspect.signature(kf.kernels.fusion.bias_gelu_f32).parameters) == ["x", "bias", "out", "rows", "cols"]
+    assert copy.copy(kf.kernels.fusion).bias_gelu_f32.__name__ == "bias_gelu_f32"
     if not kfpython.WHOLE:
-        with pytest.raises(NotImplementedError, match="kf_mish_f32 is not in"):
+        with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_f32 is not in"):
             kf.kernels.elementwise.mish_f32()

@@ -3,6 +3,7 @@
 
 import copy
 import itertools
+import pickle
 import re
 
 import cases
@@ -137,11 +138,23 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     before = layer.bias.grad.clone()
     layer(x).sum().backward()
     assert torch.equal(layer.bias.grad, before) and layer.bias.main_grad.abs().sum() > 0
+    layer.bias.requires_grad_(False)  # frozen
+    added = layer.bias.main_grad.clone()
+    layer(x).sum().backward()
+    assert torch.equal(layer.bias.main_grad, added)
     with torch.no_grad():
         assert not layer(x).requires_grad
     del layer.weight.main_grad
     with pytest.raises(ValueError, match="kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added"):
         layer(x)
+
+
+def test_a_module_that_has_a_fused_function_is_copied(kf):
+    """And kept in a file: the formula says all."""
+    f = kf.fuse("gelu(x + bias) * scale", x="elem", bias="row", scale=2.0)
+    assert copy.deepcopy(f) is f and copy.copy(f) is f and pickle.loads(pickle.dumps(f)) is f
+    said = kfpython.python(f"import pickle, numpy as np; print(pickle.loads({pickle.dumps(f)!r})(np.zeros((2, 3)), np.ones(3)).shape)")
+    assert said == "(2, 3)"
 
 
 @pytest.mark.level(2)
@@ -177,6 +190,8 @@ def test_lower_dtypes():
     (lambda: own.LayerNorm(6, activation="swish"), ValueError, "kf.layer_norm: activation is swish, expected one of none, relu,"),
     (lambda: own.Linear(6, 3, activation="elu"), ValueError, "kf.linear: activation is elu, expected one of none, relu,"),
     (lambda: own.PReLU(5)(draw(4, 6)), ValueError, "kf.nn.PReLU: the input has the shape (4, 6), expected 5 in dimension 1"),
+    (lambda: own.GLU()(draw(4, 1)), ValueError, "kf.nn.GLU: the input has the shape (4, 1), expected an even dimension -1"),
+    (lambda: own.MSELoss()(draw(4, 1), draw(4)), ValueError, "kf.mse_mean: target has the shape (4,), expected (4, 1) beside x of that shape"),
     (lambda: own.LayerNorm(6)(draw(4, 5)), ValueError, "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)"),
     (lambda: own.InstanceNorm1d(3, track_running_stats=True), ValueError, "kf.nn.InstanceNorm1d: track_running_stats is True, expected False"),
     (lambda: own.BatchNorm1d(3)(draw(1, 3)), ValueError, "one value for each channel has no variance"),

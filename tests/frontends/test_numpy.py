@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 import types
+import warnings
 
 import kflib
 import numpy as np
@@ -107,7 +108,10 @@ def test_dropout(kf):
     assert (same[0] == same[1]).all() and set(np.unique(same[0])) == {0, np.float32(1 / 0.75)} and abs((same[0] == 0).mean() - 0.25) < 0.02
     assert (kf.ops.dropout(x, p=0.25) != kf.ops.dropout(x, p=0.25)).any()
     seeded = [kf.ops.dropout(x, p=0.25, rng=np.random.default_rng(3)) for _ in range(2)]
-    assert (seeded[0] == seeded[1]).all() and (kf.ops.dropout(x, p=0.25, training=False) == x).all()
+    used, fresh = np.random.default_rng(3), np.random.default_rng(3)
+    assert (seeded[0] == seeded[1]).all() and (kf.ops.dropout(x, p=0.25, training=False, rng=used) == x).all() and used.random() == fresh.random()
+    of = [kf.ops.dropout(x, p=0.25, rng=(seed, 2**64 - 9)) for seed in (2**64 - 7, -7)]
+    assert (of[0] == of[1]).all() and (of[0] == kf.ops.dropout(x, p=0.25, rng=np.array([2**64 - 7, 2**64 - 9], np.uint64))).all()
     with pytest.raises(ValueError, match="kf.dropout: p is 1.5, expected at least 0 and at most 1"):
         kf.ops.dropout(x, p=1.5)
     with pytest.raises(ValueError, match=r"kf.dropout: rng has the shape \(3,\), expected \(2,\): seed and offset"):
@@ -139,6 +143,24 @@ def test_other_arrays(kf):
     offers = {"__array_interface__": x.__array_interface__}, {"__dlpack__": x.__dlpack__, "__dlpack_device__": x.__dlpack_device__}
     for offer in offers:
         close(kf.ops.relu(types.SimpleNamespace(**offer)), np.maximum(x, 0))
+
+
+def test_a_tensor_beside_an_array(kf):
+    """What NumPy makes no array of is refused by name: its gradient would be lost."""
+    torch = pytest.importorskip("torch")
+    x = np.ones((2, 3), np.float32)
+    close(kf.ops.bias_relu(x, torch.ones(3)), x + 1)
+    for bias, why in ((torch.ones(3, requires_grad=True), "require gradient"), (torch.ones(3, dtype=torch.bfloat16), "[Uu]nsupported dtype")):
+        with pytest.raises(TypeError, match=f"kf.bias_relu: bias is Tensor, of which NumPy makes no array: .*{why}"):
+            kf.ops.bias_relu(x, bias)
+
+
+def test_a_matrix_is_an_array(kf):
+    """Which stays one of two dimensions where an array would not."""
+    with warnings.catch_warnings(action="ignore"):
+        x = np.matrix(draw(2, 3))
+    got = kf.ops.sum(x, dim=None)
+    assert type(kf.ops.relu(x)) is np.ndarray and got.shape == () and abs(got - np.asarray(x).sum()) < 1e-5
 
 
 def test_aliases(kf):
@@ -184,6 +206,18 @@ SAID = [
     ("sum", (np.ones((2, 3), "f"),), {"dim": 2}, ValueError, "kf.sum: x has the shape (2, 3), expected a dimension 2, the axis"),
     ("amax", (np.ones((2, 0), "f"),), {}, ValueError, "kf.amax: the axis 1 of the shape (2, 0) has no elements, and nothing has no amax"),
     ("group_norm", (np.ones((2, 6, 2), "f"),), {"groups": 4}, ValueError, "kf.group_norm: groups is 4, expected a divisor of the 6 channels"),
+    ("group_norm", (np.ones((2, 6, 2), "f"),), {"groups": "2"}, TypeError, "kf.group_norm: groups is str, expected a whole number"),
+    ("sum", (np.ones((2, 3), "f"),), {"dim": (0, 1)}, TypeError, "kf.sum: dim is tuple, expected a whole number"),
+    ("batch_norm_train", (np.ones((2, 3), "f"),), {"dim": None}, TypeError, "kf.batch_norm_train: dim is NoneType, expected a whole number"),
+    ("mse_mean", (np.ones((2, 3), "f"), np.ones((3, 2), "f")), {"dim": None}, ValueError,
+     "kf.mse_mean: target has the shape (3, 2), expected (2, 3) beside x of that shape"),
+    ("add_layer_norm", (np.ones((2, 3), "f"), np.ones((2, 3), "f")), {"out": np.ones((2, 3), "f")}, TypeError,
+     "kf.add_layer_norm: out is ndarray, expected a dictionary of arrays, of out, residual_out"),
+    ("add_layer_norm", (np.ones((2, 3), "f"), np.ones((2, 3), "f")), {"out": {"sum": None}}, ValueError,
+     "kf.add_layer_norm: out has 'sum', expected some of out, residual_out"),
+    ("relu", (np.ma.masked_array(np.ones(2, "f"), [True, False]),), {}, TypeError, "kf.relu: x has a mask, which kf does not read"),
+    ("dropout", (np.ones(3, "f"),), {"rng": (1.5, 0)}, TypeError, "kf.dropout: rng is (1.5, 0), expected None, a numpy.random.Generator or two"),
+    ("dropout", (np.ones(3, "f"),), {"rng": (2**64, 0)}, TypeError, "kf.dropout: rng is (18446744073709551616, 0), expected"),
     ("cast", (np.ones(3, "f"), "int8"), {}, TypeError, "kf.cast: dtype is int8, expected one of float32, float16, bfloat16, float64, int32, int64"),
     ("cast", (np.ones(3, "f"), "f32"), {}, TypeError,
      "kf.cast: the result has the dtype f32, expected bf16 or f16 or f64 or i32 or i64 beside x of f32")]

@@ -50,6 +50,8 @@ def test_instruction_sets(kf, monkeypatch):
 
 @pytest.mark.parametrize("name, word, said", [
     ("KF_WHEEL_OPS", "layernorm", "KF_WHEEL_OPS: `layernorm` is not one of: act, .*; did you mean `layer_norm`"),
+    ("KF_WHEEL_OPS", "layer_norm_gelu", "KF_WHEEL_OPS: `layer_norm_gelu` is the op layer_norm with activation gelu: KF_WHEEL_OPS=layer_norm "
+     "KF_WHEEL_ACTIVATIONS=gelu"),
     ("KF_WHEEL_ACTIVATIONS", "gellu", "KF_WHEEL_ACTIVATIONS: `gellu` is not one of: elu, "),
     ("KF_WHEEL_ISA", "v9", "KF_WHEEL_ISA: `v9` is not one of: v4, v3, v2|native")])
 def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, said):
@@ -109,6 +111,22 @@ def test_a_compressed_library(tmp_path, library):
     assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(tmp_path.glob("kernel_fusion-*"))
 
 
+def test_the_cache_directory(tmp_path, monkeypatch):
+    """Of wherever the process is; where the system knows no home of the user, the message says what to do."""
+    from kernel_fusion import _files
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KF_CACHE_DIR", ".")
+    assert _files.cache() == tmp_path
+    monkeypatch.delenv("KF_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "mine")
+    assert _files.cache() == tmp_path / "mine/kernel_fusion"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(_files.pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(OSError, match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"):
+        _files.cache()
+
+
 def test_a_library_of_another_abi(kf, monkeypatch, library):
     from kernel_fusion import _library, _table
 
@@ -122,8 +140,11 @@ def test_functions_that_were_left_out(kf):
     numpy = pytest.importorskip("numpy")
     if kfpython.WHOLE:
         pytest.skip("the library has all functions")
-    with pytest.raises(NotImplementedError, match="kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"):
+    with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"):
         kf.ops.mish(numpy.ones(3, numpy.float32))
+    from kernel_fusion import _table
+
+    assert _table.said_of("kf_layer_norm_gelu_bwd_bf16_f32") == "kf.layer_norm_gelu (backward)"
 
 
 def test_info(kf, library):

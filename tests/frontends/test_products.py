@@ -246,6 +246,9 @@ SAID = [
     (lambda kf, x: kf.ops.matmul_tn(x[None], x), "kf.matmul_tn: a has the shape (1, 5, 4), expected 2 dimensions beside b of the shape (5, 4)"),
     (lambda kf, x: kf.ops.matmul(x[None, None], x[None]), "kf.matmul: b has the shape (1, 5, 4), expected two dimensions or as many as a of the "
      "shape (1, 1, 5, 4)"),
+    (lambda kf, x: kf.ops.matmul(x, x), "kf.matmul: b has the shape (5, 4), expected (4, 4) beside a of the shape (5, 4)"),
+    (lambda kf, x: kf.ops.matmul(x, x[:, :3].T), "kf.matmul: b has the shape (3, 5), expected (4, 5) beside a of the shape (5, 4)"),
+    (lambda kf, x: kf.ops.matmul(x[0, 0], x), "kf.matmul: a has the shape (), expected at least 1 dimensions beside b of the shape (5, 4)"),
     (lambda kf, x: kf.ops.linear_dropout_add(x, x, x), "kf.linear_dropout_add: residual has the shape (5, 4), expected (5, 5) beside x of")]
 
 

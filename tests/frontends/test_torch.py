@@ -6,6 +6,7 @@ import re
 import signal
 
 import cases
+import kfpython
 import numpy as np
 import pytest
 import pytorch
@@ -162,6 +163,14 @@ def test_dropout(kf):
     rng = torch.tensor([3, 4])
     assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=(3, 4)))
     assert kf.ops.gelu_dropout(x, rng=(3, 4)).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=(3, 4)).tobytes()
+    assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=torch.tensor([3, 0, 4])[::2]))
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    kf.ops.gelu_dropout(x, training=False)
+    assert torch.equal(torch.rand(3), want)  # the generator is as it was where nothing is dropped
+    large = (2**64 - 7, -9)  # of 64 bits, with a sign or without
+    assert kf.ops.gelu_dropout(x, rng=large).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=large).tobytes()
     close(kf.ops.gelu_dropout(x, training=False), torch.nn.functional.gelu(x), 1e-5)
 
 
@@ -222,6 +231,13 @@ SAID = [
     (lambda kf, x: kf.ops.leaky_relu(x, negative_slope=None), TypeError, "kf.leaky_relu: negative_slope is NoneType, expected a number"),
     (lambda kf, x: kf.ops.cross_entropy(x, torch.zeros(3).long(), ignore_index=0.5), TypeError,
      "kf.cross_entropy: ignore_index is float, expected a whole number"),
+    (lambda kf, x: kf.ops.sum(x, dim=(0, 1)), TypeError, "kf.sum: dim is tuple, expected a whole number"),
+    (lambda kf, x: kf.ops.mse_mean(x, x.reshape(5, 3), dim=None), ValueError,
+     "kf.mse_mean: target has the shape (5, 3), expected (3, 5) beside x of that shape"),
+    (lambda kf, x: kf.ops.mse_mean(x, None, dim=None), TypeError, "kf.mse_mean: target is missing"),
+    (lambda kf, x: torch.autocast("cpu")(kf.ops.bias_gelu)(torch.ones(3, 5, device="cpu"), 1.0), TypeError,
+     "kf.bias_gelu: bias is float, expected a tensor"),
+    (lambda kf, x: kf.ops.gelu_dropout(x, rng=(1.5, 0)), TypeError, "kf.gelu_dropout: rng is (1.5, 0), expected None, two whole numbers"),
     (lambda kf, x: kf.ops.gelu_dropout(x, rng=3), TypeError, "kf.gelu_dropout: rng is 3, expected None, two whole numbers of 64 bits")]
 
 
@@ -237,6 +253,77 @@ def test_what_is_refused(kf, number):
             call(kf, x.to("meta"))
 
 
+def test_any_number_of_dimensions(kf):
+    x = torch.randn([2] + [1] * 40 + [3]).requires_grad_()
+    for got, want in ((kf.ops.relu(x), torch.relu(x)), (kf.ops.sum(x), x.sum(-1)), (kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (3,)))):
+        close(got, want, 1e-5)
+        close(torch.autograd.grad(got.sum(), [x])[0], torch.autograd.grad(want.sum(), [x])[0], 1e-5)
+
+
+def test_numbers_without_bounds(kf):
+    """NaN is one, as in NumPy."""
+    x = torch.randn(3, 5)
+    assert kf.ops.matmul(x, x.t(), alpha=float("nan")).isnan().all() and kf.ops.matmul(x.numpy(), x.numpy().T, alpha=float("nan")).max() != 0
+
+
+def test_transforms_that_would_lose_a_derivative(kf):
+    """Of forward-mode autograd and torch.func: refused by name, where the result would be taken for a constant. vmap alone is no derivative."""
+    from torch.autograd import forward_ad
+
+    x, weight = torch.randn(4, 6), torch.ones(6)
+    with forward_ad.dual_level():
+        close(kf.ops.bias_relu(x, weight), torch.relu(x + weight), 0)
+        for of in (x, x.clone().requires_grad_()):
+            with pytest.raises(NotImplementedError, match="kf.layer_norm has no forward-mode derivative"):
+                kf.ops.layer_norm(x, forward_ad.make_dual(weight, of[0]))
+    inside = "kf.relu has no derivative inside transforms of torch.func"
+    for call, why in ((lambda: torch.func.jvp(kf.ops.relu, (x,), (x,)), "kf.relu has no forward-mode derivative"),
+                      (lambda: torch.autograd.functional.jacobian(kf.ops.relu, x, vectorize=True, strategy="forward-mode"), "no forward-mode"),
+                      (lambda: torch.func.grad(lambda x: kf.ops.relu(x).sum())(x), inside),
+                      (lambda: torch.func.vmap(torch.func.grad(lambda x: kf.ops.relu(x).sum()))(x), inside),
+                      (lambda: torch.func.grad(lambda x: torch.func.vmap(kf.ops.relu)(x).sum())(x), inside),
+                      (lambda: torch.func.vmap(kf.ops.relu)(x.clone().requires_grad_()), inside)):
+        with pytest.raises(NotImplementedError, match=why):
+            call()
+    close(torch.func.vmap(kf.ops.layer_norm, in_dims=(0, None))(x[:, None].expand(4, 3, 6), weight),
+          torch.nn.functional.layer_norm(x[:, None].expand(4, 3, 6), (6,)), 1e-5)
+
+
+def test_a_parameter_given_to_a_function_that_is_older_than_torch():
+    """The function was made when nobody had imported PyTorch."""
+    said = kfpython.python("""
+import kernel_fusion as kf
+relu = kf.ops.relu
+import torch
+print(relu(torch.nn.Parameter(torch.ones(2))).requires_grad)
+""")
+    assert said == "True"
+
+
+def test_an_op_made_by_many_threads_at_once():
+    """It is registered with PyTorch once, whoever comes first: with a formula, and with a tensor for one that is older than PyTorch."""
+    said = kfpython.python("""
+import sys, threading
+import kernel_fusion as kf
+older = kf.fuse("x * x + 7", x="elem")
+import torch
+sys.setswitchinterval(1e-6)
+wrong, start = [], threading.Barrier(8)
+def call(i):
+    try:
+        start.wait()
+        kf.fuse("x * x + 5", x="elem")(torch.ones(3))
+        older(torch.ones(3))
+    except Exception as e:
+        wrong.append(e)
+threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(wrong)
+""")
+    assert said == "[]"
+
+
 def test_threads_are_torch_s(kf):
     import kernel_fusion.torch as own
 
@@ -245,16 +332,23 @@ def test_threads_are_torch_s(kf):
     for n in (1, 2):
         torch.set_num_threads(n)
         found.append(kf.ops.layer_norm_gelu(x))
+        assert kf.get_threads() == kf.info()["threads"] == n
     torch.set_num_threads(threads)
     assert torch.equal(*found)
 
 
 def test_after_a_fork(kf):
-    """As in a worker of a DataLoader: torch's threads do not exist in it, and its loop would wait for them."""
-    x = torch.randn(700, 403)
-    want = kf.ops.layer_norm_gelu(x)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        os._exit(kf.ops.layer_norm_gelu(x).numpy().tobytes() != want.numpy().tobytes())
-    assert os.waitpid(child, 0)[1] == 0
+    """As in a worker of a DataLoader: torch's threads do not exist in it, and its loop would wait for them; also where it then says how many threads
+    it wants, or loads a library of its own."""
+    x, squared = torch.randn(700, 403), kf.fuse("x * x", x="elem")
+    want, product = kf.ops.layer_norm_gelu(x).numpy().tobytes(), (x * x).numpy().tobytes()  # what torch computes it computes before the fork
+
+    def normed(threads):
+        return kf.get_threads() == threads and kf.ops.layer_norm_gelu(x).numpy().tobytes() == want
+
+    for call in (lambda: normed(1), lambda: kf.set_threads(2) or normed(2), lambda: squared(x).numpy().tobytes() == product):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(not call())
+        assert os.waitpid(child, 0)[1] == 0

@@ -158,6 +158,10 @@ def test_what_torch_compile_sees(kf, monkeypatch):
     for wrong, text in ((torch.randn(1), "bias has the shape (1,), expected"), (bias.double(), "bias has the dtype")):
         with pytest.raises(Exception, match=re.escape(f"kf.bias_gelu: {text}")):
             graph_of(call, x, wrong)
+    for function, given, text in ((lambda x: kf.ops.huber(x, x, delta=-1.0), x, "kf.huber: delta is out of its bounds, expected delta >= 0.0"),
+                                  (lambda x: kf.ops.relu(x) * 2, x.to(torch.float8_e4m3fn), "kf.relu: x has the dtype torch.float8_e4m3fn")):
+        with pytest.raises(Exception, match=re.escape(text)):
+            graph_of(function, given)
     with pytest.raises(Exception, match="kf.add: b has the shape"):
         graph_of(kf.ops.add, x, bias)
     with pytest.raises(ValueError, match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, decompose"):

@@ -3,6 +3,7 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
@@ -72,11 +73,34 @@ def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tu
     return tuple(found)
 
 
+def whole(where: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{where}: {name} is {type(value).__name__}, expected a whole number")
+    return operator.index(value)
+
+
 def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...]:
-    for v in call.integers:
-        if isinstance(given[v.name], bool) or not hasattr(given[v.name], "__index__"):
-            raise TypeError(f"{where}: {v.name} is {type(given[v.name]).__name__}, expected a whole number")
-    return tuple(given[v.name].__index__() for v in call.integers)
+    return tuple(whole(where, v.name, given[v.name]) for v in call.integers)
+
+
+def seeds(rng: Any) -> list[int]:
+    """Two's complement of whole numbers of 64 bits: every framework draws the same of them. TypeError, OverflowError: they are none."""
+    found = [operator.index(v) for v in rng]
+    if any(not -2**63 <= v < 2**64 for v in found):
+        raise OverflowError
+    return [v % 2**64 for v in found]
+
+
+def _check_out(where: str, op: Op, out: Any) -> None:
+    """Of several results, each by its name."""
+    names = [op.forward.outputs[i].name for i in op.forward.results]
+    if out is None or len(names) == 1:
+        return
+    if not isinstance(out, Mapping):
+        raise TypeError(f"{where}: out is {type(out).__name__}, expected a dictionary of arrays, of {', '.join(names)}")
+    for name in out:
+        if name not in names:
+            raise ValueError(f"{where}: out has {name!r}, expected some of {', '.join(names)}")
 
 
 @functools.cache
@@ -107,14 +131,19 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:
         values.append(PROBABILITY)
-        a["p"] = a["p"] if a["training"] else 0.0
+        if not a["training"]:
+            a["p"] = 0.0
+            a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]  # a generator is not asked for what drops nothing
     axis = a.get("dim", op.axis)
+    flatten = op.family == "reduce" and axis is None
+    _check_out(where, op, a["out"])
     [beta] = scalars(where, [BETA], {"beta": a.get("beta", 0.0)})
     if beta and a["out"] is None:
         raise ValueError(f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added")
     if a.get("grads") is not None:
         raise TypeError(f"{where}: grads is for PyTorch tensors; NumPy arrays have no gradients")
     return Arguments(where, tuple(a[t.name] for t in op.forward.inputs), scalars(where, values, a), integers(where, op.forward, a),
-                     axis=-1 if axis is None else axis, flatten=op.has_axis and axis is None, groups=a.get("groups", 1),
+                     axis=whole(where, "dim", axis) if op.has_axis and not flatten else -1, flatten=flatten,
+                     groups=whole(where, "groups", a.get("groups", 1)),
                      second=dtype_word(where, a["dtype"]) if op.second == "results" else None, rng=a.get("rng"), out=a["out"],
                      beta=beta)

@@ -46,11 +46,14 @@ def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
     alpha: any number
 Returns out [batch…, rows…, cols].
 TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+    _arrays("matmul", a=a, b=b)
     if 2 != len(b.shape) != len(a.shape):
         raise ValueError(f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as a of the shape {tuple(a.shape)}")
-    turn_a = len(a.shape) == len(b.shape) and _lies_turned(a)
-    turn_b = _lies_turned(b)
-    function = getattr(ops, f"matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}")
+    # What does not go together matmul_nn says, of the factors as they were given.
+    fits = len(b.shape) > 1 and a.shape[-1:] == b.shape[-2:-1] and (len(b.shape) == 2 or a.shape[:-2] == b.shape[:-2])
+    turn_a = fits and len(a.shape) == len(b.shape) and _lies_turned(a)
+    turn_b = fits and _lies_turned(b)
+    function = getattr(ops, f"_plain_matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}__matmul")
     return function(a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, alpha=alpha)
 
 
@@ -103,6 +106,7 @@ Returns out [batch…, queries, heads * dim of values].
 TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
     if isinstance(num_heads, bool) or not hasattr(num_heads, "__index__"):
         raise TypeError(f"kf.fused_multihead_attention: num_heads is {type(num_heads).__name__}, expected a whole number")
+    _arrays("fused_multihead_attention", q=q, k=k, v=v)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if len(t.shape) < 2 or num_heads < 1 or t.shape[-1] % num_heads:
             raise ValueError(f"kf.fused_multihead_attention: {name} has the shape {tuple(t.shape)}, expected a last dimension that num_heads = "
@@ -118,8 +122,16 @@ TypeError: a dtype that there is no function for. ValueError: shapes that do not
     return found.reshape(*found.shape[:-2], v.shape[-1])
 
 
+def _arrays(where: str, **given: Any) -> None:
+    """Before shapes are asked for."""
+    for name, t in given.items():
+        if not hasattr(t, "shape") or not hasattr(t, "dtype"):
+            raise TypeError(f"kf.{where}: {name} is {type(t).__name__}, expected an array")
+
+
 def _product(where: str, first: str, a: Any, second: str, b: Any) -> None:
     """Whether a @ b.T is one: NumPy and PyTorch say so in other words, and broadcast."""
+    _arrays(where, **{first: a, second: b})
     batch = tuple(b.shape[:-2])
     if len(a.shape) < 1 or len(b.shape) < 2 or a.shape[-1] != b.shape[-1] or batch and batch != tuple(a.shape[:-2]):
         wanted = (*(a.shape[:-2] if batch else ()), "any", a.shape[-1] if a.shape else "any")

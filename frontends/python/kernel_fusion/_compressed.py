@@ -36,8 +36,8 @@ def find(path: pathlib.Path) -> pathlib.Path:
 
 def _unpacked(path: pathlib.Path) -> pathlib.Path:
     data = _beside(path).read_bytes()
-    folder = _files.cache() / f"{path.stem}-{hashlib.sha256(data).hexdigest()[:24]}"
     try:
+        folder = _files.cache() / f"{path.stem}-{hashlib.sha256(data).hexdigest()[:24]}"
         if not (folder / path.name).exists():
             _files.write(folder / path.name, _decompressed(path, data))
         return folder / path.name

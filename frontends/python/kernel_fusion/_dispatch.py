@@ -2,6 +2,7 @@
 """A function for each op and activation, which goes by the kind of its first argument: a PyTorch tensor, an array on a GPU, or anything that NumPy
 reads."""
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable
@@ -17,8 +18,14 @@ TORCH: Any = None
 def look_for_torch() -> None:
     global TENSOR, TORCH
     if TORCH is None and "torch" in sys.modules:
-        TORCH = importlib.import_module("kernel_fusion.torch")
+        found = importlib.import_module("kernel_fusion.torch")
         TENSOR = sys.modules["torch"].Tensor
+        TORCH = found  # last: another thread that finds it asks for TENSOR
+
+
+def _is_tensor(x: Any) -> bool:
+    """Before that was looked for: of any class, such as Parameter."""
+    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -40,7 +47,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
             if of_torch is None:
                 of_torch = TORCH.function(op, activation)
             return of_torch(*args, **kwargs)
-        if TORCH is None and type(x).__module__ == "torch":
+        if TORCH is None and _is_tensor(x):
             look_for_torch()
             return function(*args, **kwargs)
         return _arrays(op, activation, args, kwargs)
@@ -79,10 +86,11 @@ def composed() -> dict[str, Callable[..., Any]]:
     return functions
 
 
-def plain(name: str) -> Callable[..., Any]:
-    """The function of an op alone."""
+def plain(name: str, label: str = "") -> Callable[..., Any]:
+    """The function of an op alone. label: what its messages call it."""
     look_for_torch()
-    return make(*_table.functions()[name])
+    op, activation = _table.functions()[name]
+    return make(dataclasses.replace(op, label=label) if label else op, activation)
 
 
 def lookup(name: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from kernel_fusion import _arguments, _compiled, _dispatch, _table
 
 DTYPES = {word: long for long, word in _arguments.LONG.items()}
 _made: dict[str, "Fused"] = {}
+_lock = threading.Lock()  # two threads that make the same op would register it with PyTorch twice
 
 
 class Fused:
@@ -41,6 +43,13 @@ class Fused:
 
     def __repr__(self) -> str:
         return f"<kf.{self._op.label}>"
+
+    def __deepcopy__(self, memo: Any) -> "Fused":
+        """A module that has it is copied as one that has a function."""
+        return self
+
+    def __reduce__(self) -> Any:
+        return _of_entry, (self._own.entry, self._own.label)
 
     def _dtypes(self, dtype: Any) -> tuple[str, ...]:
         word = _arguments.dtype_word(f"kf.{self._op.label}", dtype)
@@ -104,14 +113,18 @@ def _fields(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]
 
 
 def _fused(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]) -> Fused:
-    entry, label = _fields(what, text, named, more)
+    return _of_entry(*_fields(what, text, named, more))
+
+
+def _of_entry(entry: dict[str, Any], label: str) -> Fused:
     try:
         key = json.dumps(entry)
     except (TypeError, ValueError) as e:
         raise TypeError(f"kf.{label}: {e}") from None
-    if key not in _made:
-        _made[key] = Fused(entry, label)
-    return _made[key]
+    with _lock:
+        if key not in _made:
+            _made[key] = Fused(entry, label)
+        return _made[key]
 
 
 def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:

@@ -60,8 +60,13 @@ def architecture_word(number: int) -> str:
     return f"sm_{number}{'a' if number >= 90 else ''}"
 
 
+def said(error: BaseException) -> str:
+    """A KeyboardInterrupt says nothing."""
+    return str(error) or type(error).__name__
+
+
 class Thread(threading.local):
-    error: Exception | None = None  # why there was no kernel for its last launch
+    error: BaseException | None = None  # why there was no kernel for its last launch
 
 
 class Launchers:
@@ -84,8 +89,8 @@ class Launchers:
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
-        return NotImplementedError(f"{function} is not in {self.path.name}: it was built for fewer ops or activations (KF_WHEEL_OPS, "
-                                   "KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
+        return NotImplementedError(f"{_table.said_of(function)}: {function} is not in {self.path.name}, which was built for fewer ops or activations "
+                                   "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
 
 
 class Gpu(Launchers):
@@ -175,12 +180,12 @@ class Gpu(Launchers):
             image, name = self.made(function.decode(), kernel.decode(), self.architecture(device), stream)
             cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
             return 0
-        except Exception as e:  # C between here and the caller lets none through
+        except BaseException as e:  # C between here and the caller lets none through, and would load what is not there: KeyboardInterrupt too
             self.now.error = e
-            self.dll.kfp_give_reason(str(e).encode())
+            self.dll.kfp_give_reason(said(e).encode())
             return 1
 
-    def failed(self) -> Exception | None:
+    def failed(self) -> BaseException | None:
         """Why there was no kernel for this thread's last launch, once."""
         error, self.now.error = self.now.error, None
         return error

@@ -68,9 +68,19 @@ class Array:
         """stream: the one that will read it; -1: nobody waits."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("an array of kf's is given as it lies, and nothing else")
+        if stream == -1 or (stream or LEGACY) != self.stream:
+            self.read_elsewhere()
         if stream != -1 and (stream or LEGACY) != self.stream:
             _gpu.library().wait(self.device, self.stream)
         return _dlpack.give(self, self.address, self.device, self.shape, self.strides, self.dtype)
+
+    def read_elsewhere(self) -> None:
+        """By work of another stream, in whose order it is not freed: its memory then waits for the device."""
+        owner = self.owner
+        while isinstance(owner, Array):
+            owner = owner.owner
+        if isinstance(owner, Memory):
+            owner.freed_on = None
 
     def __repr__(self) -> str:
         return f"<kf array on cuda:{self.device}, {self.dtype} of the shape {self.shape}>"

@@ -79,6 +79,7 @@ def _on(place: Place, where: str, name: str, x: Array) -> None:
     if x.device != place.device:
         raise ValueError(f"{where}: {name} is on cuda:{x.device}, the others on cuda:{place.device}")
     if x.stream != place.stream:
+        x.read_elsewhere()
         _gpu.library().wait(x.device, x.stream)
 
 
@@ -87,6 +88,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     where, forward = arguments.where, op.forward
     place, given = _inputs(op, arguments)
     if arguments.flatten:
+        _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
         given = [a and (a if a.is_dense else _copied(op, place, where, t, x)).flat() if t.kind == "elem" else a
                  for t, a, x in zip(forward.inputs, given, arguments.tensors)]
     plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, a.word) for a in given), arguments.axis, arguments.groups,

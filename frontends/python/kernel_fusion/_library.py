@@ -3,9 +3,10 @@
 
 import ctypes
 import functools
+import os
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernel_fusion import _compressed, _isa, _table
@@ -39,8 +40,8 @@ class Library:
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
-        fewer = "that was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
-        return NotImplementedError(f"{function} is not in {self.path.name}: {fewer}")
+        fewer = "which was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
+        return NotImplementedError(f"{_table.said_of(function)}: {function} is not in {self.path.name}, {fewer}")
 
     @property
     def count(self) -> int:
@@ -75,6 +76,7 @@ _lock = threading.Lock()
 _loaded: list[Library] = []
 _every: list[Library] = []  # that, and those of ops that the program has made
 _threads, _loop = 0, None  # what all of them are told
+_count: Callable[[], int] | None = None  # of the host's loop: its threads
 
 
 def _adopt(library: Library) -> None:
@@ -88,12 +90,20 @@ def of(op: _table.Op) -> Any:
     return op.own or library()
 
 
-def share_threads(loop: ctypes.c_void_p) -> None:
-    """All chunks of work go to the host's loop from now on: as torch_parallel_for."""
-    global _loop
-    _loop = loop
+def share_threads(loop: ctypes.c_void_p, count: Callable[[], int]) -> None:
+    """All chunks of work go to the host's loop from now on: as torch_parallel_for. count: how many threads that has."""
+    global _loop, _count
+    _loop, _count = loop, count
     for found in _every:
         _adopt(found)
+    os.register_at_fork(after_in_child=_forget_loop)
+
+
+def _forget_loop() -> None:
+    """As the libraries themselves do (native/pool.c): the host's threads do not exist in a child."""
+    global _threads, _loop, _count
+    if _loop is not None:
+        _threads, _loop, _count = 1, None, None
 
 
 def library() -> Library:
@@ -124,16 +134,16 @@ def available() -> bool:
 
 
 def set_threads(threads: int) -> None:
-    """How many threads a call uses; 0: as many as the process has processors."""
+    """How many threads a call uses; 0: as many as the process has processors. Where PyTorch is, torch.set_num_threads says it in place of this."""
     global _threads
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or threads < 0:
         raise ValueError(f"kf.set_threads: threads is {threads!r}, expected a whole number, 0 or more")
     library()
-    _threads = threads.__index__()
+    _threads = min(threads.__index__(), 2**31 - 1)
     for found in _every:
         _adopt(found)
 
 
 def get_threads() -> int:
     threads: int = library().dll.kfp_threads()
-    return threads
+    return threads if _count is None else _count()

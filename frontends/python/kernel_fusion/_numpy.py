@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides
-from kernel_fusion._arguments import Arguments
+from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._table import Op, Tensor
 
 WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
@@ -40,11 +40,13 @@ def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
 
 def array(where: str, name: str, value: Any) -> Array:
     if isinstance(value, np.ndarray):
+        if getattr(value, "mask", None) is not None:
+            raise TypeError(f"{where}: {name} has a mask, which kf does not read")
         found = value
     elif _gpu_array.is_one(value):
         raise ValueError(f"{where}: {name} is on a GPU, the first array is not")
     elif hasattr(value, "__dlpack__"):
-        found = np.from_dlpack(value)
+        found = _of_dlpack(where, name, value)
     elif hasattr(value, "__array_interface__"):
         found = np.asarray(value)
     else:
@@ -54,6 +56,13 @@ def array(where: str, name: str, value: Any) -> Array:
     if not found.dtype.isnative:
         raise TypeError(f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine")
     return found
+
+
+def _of_dlpack(where: str, name: str, value: Any) -> Array:
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:  # a dtype that NumPy has not, a tensor with a gradient
+        raise TypeError(f"{where}: {name} is {type(value).__name__}, of which NumPy makes no array: {e}") from None
 
 
 def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -79,7 +88,7 @@ def seed_of(where: str, rng: Any) -> Array:
     if rng is None or isinstance(rng, np.random.Generator):
         return (rng or np.random.default_rng()).integers(0, 2**63, 2, np.uint64)
     try:
-        found = np.array(rng, dtype=np.uint64)
+        found = np.array(seeds(rng), dtype=np.uint64)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole numbers, seed and offset") from None
     if found.shape != (2,):
@@ -88,15 +97,17 @@ def seed_of(where: str, rng: Any) -> Array:
 
 
 def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
-    return [None if value is None else array(where, t.name, value) for t, value in zip(op.forward.inputs, arguments.tensors)]
+    given = [None if value is None else array(where, t.name, value) for t, value in zip(op.forward.inputs, arguments.tensors)]
+    return [a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given]  # a matrix stays one in any shape
 
 
 def call(op: Op, activation: str, arguments: Arguments) -> Any:
     """Runs the op's forward; returns its results."""
     where, forward = arguments.where, op.forward
     given = _inputs(op, where, arguments)
-    flat = arguments.flatten and given[0] is not None
-    given = [a.reshape(-1) if flat and a is not None and t.kind == "elem" else a for t, a in zip(forward.inputs, given)]
+    if arguments.flatten and given[0] is not None:
+        _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
+        given = [a.reshape(-1) if a is not None and t.kind == "elem" else a for t, a in zip(forward.inputs, given)]
     plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, word_of(a.dtype)) for a in given),
                         arguments.axis, arguments.groups, arguments.second)
     results = [_output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))]

@@ -96,6 +96,15 @@ def _check(where: str, t: Tensor, g: Given, layout: Layout, variables: Mapping[s
         raise ValueError(f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} of the shape {tuple(first[0])}")
 
 
+def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | None]) -> None:
+    """Of tensors whose dimensions will all be one: that they had the same ones, which as many elements do not say."""
+    first = given[0]
+    assert first is not None
+    for t, shape in zip(inputs, given):
+        if shape is not None and t.kind == "elem" and tuple(shape) != tuple(first):
+            raise ValueError(f"{where}: {t.name} has the shape {tuple(shape)}, expected {tuple(first)} beside {inputs[0].name} of that shape")
+
+
 def check_value(where: str, value: Value, given: float) -> None:
     """Whether a scalar is within its bounds; NaN is within none."""
     low, high = value.least, value.most

@@ -21,14 +21,14 @@ def _whole(where: str, name: str, value: Any) -> int:
 
 
 class Context:
-    """A device: the CPU, -1. Of a GPU, from 0 on, there are no kernels in Python yet."""
+    """A device: the CPU, -1. On a GPU there are no contexts in Python: calls go to the stream of whoever made the array."""
 
     def __init__(self, device_id: int = CPU):
         self.device_id = _whole("kf.Context", "device_id", device_id)
         if self.device_id < CPU:
             raise ValueError(f"kf.Context: device_id is {device_id}, expected -1 (the CPU) or a GPU's number")
         if self.device_id > CPU:
-            why = "kf has no GPU kernels in Python yet" if cuda_available() else "no CUDA device answers"
+            why = "on a GPU a call goes to PyTorch's or CuPy's current stream" if cuda_available() else "no CUDA device answers"
             raise NotImplementedError(f"kf.Context: device_id is {device_id}, expected -1 (the CPU): {why}")
 
     def synchronize(self) -> None:

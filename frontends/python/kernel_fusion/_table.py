@@ -278,6 +278,16 @@ def functions() -> dict[str, tuple[Op, str]]:
     return {op.word(act): (op, act) for op in ops().values() for act in op.activations}
 
 
+def said_of(function: str) -> str:
+    """How messages about a C function begin: as kf.ops has it. Of a call that failed: thousands of names are made."""
+    for op in ops().values():
+        for activation in op.activations:
+            for dtypes in op.dtypes:
+                if function in (op.function(activation, dtypes, False), op.function(activation, dtypes, True)):
+                    return f"{op.said(activation)}{' (backward)' if function == op.function(activation, dtypes, True) else ''}"
+    return "kf"
+
+
 @functools.cache
 def aliases() -> dict[str, dict[str, Any]]:
     """{another spelling: op, activation, arguments, defaults}"""

@@ -92,6 +92,8 @@ class Group:
         self._name = name
 
     def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):  # such as copy and pickle ask for, of one that has no _name yet
+            raise AttributeError(name)
         found = _functions(self._name).get(name)
         if found is None:
             raise AttributeError(f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists what there is")

@@ -8,6 +8,7 @@
 #include "torch_layout.h"
 #include "torch_memory.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -92,6 +93,9 @@ static void take_inputs(call *c, value *stack)
     }
 }
 
+// NaN is within no bounds, but where there are none.
+static bool is_out(double x, double least, double most) { return (least > -INFINITY && !(x >= least)) || (most < INFINITY && !(x <= most)); }
+
 // What stands behind the tensors, in the order of torch/_schema.py.
 static bool take_rest(call *c, const value *stack)
 {
@@ -117,7 +121,7 @@ static bool take_rest(call *c, const value *stack)
     if (op->dropout) c->scalars[c->given++] = p;
     const double *bounds = op->bounds + (size_t)c->activation * (size_t)op->bound_count * 2;
     for (int i = 0; i < c->given; ++i)
-        if (!(c->scalars[i] >= bounds[2 * i] && c->scalars[i] <= bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
+        if (is_out(c->scalars[i], bounds[2 * i], bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
     for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
         c->scalars[c->given] = op->dropout ? p : 0;
         if (op->dropout) c->scalars[c->given - 1] = 0;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { DIMS = 16, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96, SHAPED = 4 };
+enum { DIMS = 64, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96, SHAPED = 4 };
 /* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of that number. */
 enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS, BETWEEN };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };

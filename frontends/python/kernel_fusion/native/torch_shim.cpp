@@ -31,9 +31,8 @@ static bool read_variables(call *c)
     return true;
 }
 
-static handle contiguous(call *c, handle h)
+static handle contiguous(handle h)
 {
-    ++c->op->copies;
     value stack[2] = {(value)h, 0}; // contiguous(Tensor, MemoryFormat): takes the one, gives the other
     return p_aoti_torch_call_dispatcher("aten::contiguous", "", stack) ? NULL : (handle)stack[0];
 }
@@ -50,7 +49,8 @@ static bool check_input(call *c, int i)
     if (t->unread[c->activation]) return true;
     p_aoti_torch_get_strides(c->in[i], &strides);
     if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided)) return true;
-    c->in[i] = contiguous(c, c->in[i]);
+    __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED); // of several threads
+    c->in[i] = contiguous(c->in[i]);
     return c->in[i] || fail_for_memory(c, t->name);
 }
 
@@ -98,7 +98,8 @@ static int make_outputs(call *c)
     int found = 0;
     for (int i = 0; i < op->outputs; ++i) {
         const kfs_tensor *t = &op->tensors[op->inputs + i];
-        int64_t shape[2 * DIMS] = {0}, strides[2 * DIMS], length = 1;
+        int64_t shape[2 * DIMS], strides[2 * DIMS], length = 1;
+        shape[0] = 0;
         const int dims = wanted(c, i) ? kfs_shape(op, &c->layout, t, shape) : 1;
         for (int d = dims - 1; d >= 0; --d) {
             strides[d] = length;
@@ -177,7 +178,9 @@ static bool check_rng(call *c)
     p_aoti_torch_get_dim(c->rng, &dims);
     int64_t *strides;
     p_aoti_torch_get_strides(c->rng, &strides);
-    return (type_of(c->rng) == 5 && dims == 1 && shape[0] == 2 && strides[0] == 1 && on_place(c, c->rng)) || fail(c, "rng is not two int64", "");
+    if (type_of(c->rng) != 5 || dims != 1 || shape[0] != 2 || !on_place(c, c->rng)) return fail(c, "rng is not two int64", "");
+    if (strides[0] != 1) c->rng = contiguous(c->rng);
+    return c->rng || fail_for_memory(c, "rng");
 }
 
 // The library that has the call's function, which is made or opened if this is the first such call.

@@ -26,7 +26,8 @@ class Linear(_Activated, torch.nn.Linear):
             return self.call(input, self.weight, self.bias)
         if not hasattr(self.weight, "main_grad"):
             raise ValueError("kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added")
-        grads = {name: p.main_grad for name, p in (("weight", self.weight), ("bias", self.bias)) if hasattr(p, "main_grad")}
+        grads = {name: p.main_grad for name, p in (("weight", self.weight), ("bias", self.bias))
+                 if p is not None and p.requires_grad and hasattr(p, "main_grad")}
         return self.call(input, self.weight, self.bias, grads=grads)
 
 
@@ -48,6 +49,8 @@ class GLU(torch.nn.GLU):
     """PyTorch's: the first half times the sigmoid of the second. The halves are copied apart."""
 
     def forward(self, input: Tensor) -> Any:
+        if input.shape[self.dim] % 2:
+            raise ValueError(f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even dimension {self.dim}")
         first, second = input.chunk(2, self.dim)
         return ops.sigmoid_mul(second, first)
 

@@ -5,6 +5,7 @@ yourself before loading an exported program that has kf's ops."""
 import ctypes
 import functools
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ def _share_threads() -> bool:
         loop = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")).torch_parallel_for
     except (AttributeError, OSError):
         return False
-    _library.share_threads(ctypes.cast(loop, ctypes.c_void_p))
+    _library.share_threads(ctypes.cast(loop, ctypes.c_void_p), torch.get_num_threads)
     return True
 
 
@@ -62,9 +63,18 @@ def _on_gpu(schemas: list[Schema]) -> None:
     _shim.register_own(schemas, on_gpu=True)
 
 
-@functools.cache
+_registering = threading.Lock()
+
+
 def function(op: _table.Op, activation: str) -> Callable[..., Any]:
-    """What kf.ops calls for tensors. An op that the program has made, which has one activation, is registered here."""
+    """What kf.ops calls for tensors."""
+    with _registering:  # functools.cache may call twice what two threads ask for at once, and an op is registered once
+        return _function(op, activation)
+
+
+@functools.cache
+def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
+    """An op that the program has made, which has one activation, is registered here."""
     if op.own:
         schemas = _define(op)
         able = op.own.compiles()

@@ -50,7 +50,7 @@ def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list
                      space if s.call.workspace else None, device.index or 0, stream)
 
 
-def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
     """Of what was refused: by the shim, where there is one of the op. What the loader kept may be of a call before, which nobody asked about."""
     if s.op.own:
         return _shim.failed.take(error) or _kept(s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error)
@@ -63,7 +63,7 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Excep
     return _kept(library, error)
 
 
-def _kept(library: _gpu.Gpu, error: Exception) -> Exception | None:
+def _kept(library: _gpu.Gpu, error: Exception) -> BaseException | None:
     kept = library.failed()
     return kept if _shim.was_said(kept, error) else None
 

@@ -66,7 +66,7 @@ def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
     return None
 
 
-def explain(s: Schema, error: Exception, args: Sequence[Any]) -> Exception:
+def explain(s: Schema, error: Exception, args: Sequence[Any]) -> BaseException:
     """Of a call that the shim refused, which knows one kind of exception, and PyTorch's for memory: the error that Python's own checks find."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
@@ -114,7 +114,7 @@ def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[i
 LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
 
 
-def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Exception | None:
+def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
     if s.op.own:
         return _shim.failed.take(error)
     library = _library.of(s.op)
@@ -122,7 +122,7 @@ def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> Excep
 
 
 # Why the shim refused a call that nothing is wrong with, by the type of a device; None: as it said itself.
-REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], Exception | None]] = {"cpu": _lacks}
+REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], BaseException | None]] = {"cpu": _lacks}
 
 
 def kernel(s: Schema) -> Callable[..., Result]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function for each op and activation over PyTorch's tensors: the arguments that people give, in the order that the op takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from kernel_fusion import _arguments, _table, config
+from kernel_fusion import _arguments, _plan, _table, config
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, explain, odd
@@ -17,16 +18,18 @@ from kernel_fusion.torch._schema import schema
 FAST: Any = vars(torch._C._FunctionBase).get("apply")
 
 
-def seed_of(where: str, x: Tensor, rng: Any) -> Tensor:
+def seed_of(where: str, x: Tensor, rng: Any, training: bool) -> Tensor:
     """Seed and offset of a dropout as a tensor of x's device: drawn from the default generator, so that manual_seed decides, torch.compile traces
-    it and a graph that is replayed draws anew."""
+    it and a graph that is replayed draws anew. Where nothing is dropped the generator stays as it is, as PyTorch's dropout leaves it."""
+    if rng is None and not training:
+        return torch.zeros(2, dtype=torch.int64, device=x.device)
     if rng is None:
         return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
     if isinstance(rng, Tensor):
         return rng
     try:
-        return torch.tensor([int(v) for v in rng], dtype=torch.int64, device=x.device)
-    except (TypeError, ValueError, RuntimeError):
+        return torch.tensor([v - 2**64 if v >= 2**63 else v for v in _arguments.seeds(rng)], dtype=torch.int64, device=x.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits, seed and offset, or a tensor of them") from None
 
 
@@ -44,12 +47,16 @@ def _text(op: Op, activation: str) -> str:
              "    if out is not None:",
              "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
              *(f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, which have an out')" for name in op.forward.betas),
-             f"    if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
-             f"        {tensors}, = cast(({tensors},))"]
+             "    try:",
+             f"        if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
+             f"            {tensors}, = cast(({tensors},))"]
     if op.family == "reduce":
-        lines += ["    if dim is None:", f"        {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += ["    try:", f"        save = grad_on() and ({needs})",
-              "    except AttributeError:", f"        raise odd(schema, where, ({tensors},)) from None", "    traced = compiling()"]
+        shapes = [f"{t.name}.shape" for t in inputs]
+        wrong = f"check_flat(where, inputs, ({', '.join(shapes)}))"
+        lines += ["        if dim is None:", *(f"            if {other} != {shapes[0]}:\n                {wrong}" for other in shapes[1:]),
+                  f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
+    lines += [f"        save = grad_on() and ({needs})",
+              "    except AttributeError as e:", f"        raise odd(schema, where, ({tensors},)) or e from None", "    traced = compiling()"]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
     lines += ["    if save and traced:"] if pairs else []  # which takes no tensor twice
     for a, b in pairs:
@@ -58,13 +65,16 @@ def _text(op: Op, activation: str) -> str:
     results = ", ".join(f"found[{i}]" for i in op.forward.results) if len(op.forward.outputs) > 1 else "found"
     lines += ["    if grads is not None:", "        found = adding(given, grads)", f"        return {results}"] if op.added else []
     if _decomposes(op, activation):
-        lines += [f"    if traced and {first}.is_floating_point() and decomposes():",
+        lines += [f"    if traced and {first}.dtype in floats and decomposes():",
+                  *(f"        {line}" for v in (*op.forward.scalars, *op.scalars[activation]) for line in _bounds(op.said(activation), v)),
                   "        return plain_apply(*given) if save else plain(*given)"]
     lines += ["    try:",
               "        if traced:",
               "            found = apply(*given) if save else forward(*given)",
+              "        elif transformed() or forward_mode._current_level >= 0:",
+              "            found = careful(given, save)",
               "        else:",
-              "            found = forward_now(*given) if not save else apply(*given) if transformed() else fast_apply(*given)",
+              "            found = fast_apply(*given) if save else forward_now(*given)",
               "    except (RuntimeError, TypeError) as e:",
               "        raise explain(schema, e, given) from None"]
     for i, t in enumerate(op.forward.outputs):
@@ -76,9 +86,16 @@ def _rest(op: Op, activation: str) -> str:
     """What stands behind the tensors when the op is called."""
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
-    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng)",
+    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
              "dtype": "dtype_of(where, dtype)", "p": "p if training else 0.0", **acts}
     return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
+
+
+def _bounds(where: str, value: _table.Value) -> list[str]:
+    """What the op checks and its formula does not. The number is not in the message: torch.compile may have a symbol of it."""
+    within = [f"{value.name} {sign} {bound}" for sign, bound in ((">=", value.least), ("<=", value.most)) if bound is not None]
+    said = " and ".join(within)
+    return [f"if not ({said}):", f"    raise ValueError({f'{where}: {value.name} is out of its bounds, expected {said}'!r})"] if within else []
 
 
 def _decomposes(op: Op, activation: str) -> bool:
@@ -94,12 +111,38 @@ def decomposes() -> bool:
     return config.compile_ops == "decompose"
 
 
+def _differentiated(t: Any) -> bool:
+    """Whether torch.func's grad, or autograd outside of its vmap, records what is done with a tensor: at any of its levels."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if t.requires_grad:
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return bool(t.requires_grad)
+
+
+def _careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
+    """Calls an op inside a transform of torch.func or a level of forward-mode autograd, for which it has no rule: past them its result would be taken
+    for a constant."""
+    def call(given: Sequence[Any], save: bool) -> Any:
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+            raise NotImplementedError(f"{where} has no forward-mode derivative")
+        if not torch._C._are_functorch_transforms_active():
+            return function.apply(*given) if save else forward(*given)
+        if torch.is_grad_enabled() and any(map(_differentiated, tensors)):
+            raise NotImplementedError(f"{where} has no derivative inside transforms of torch.func")
+        return forward(*given)
+
+    return call
+
+
 def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Callable[..., Any]:
     where = op.said(activation)
     names: dict[str, Any] = {
         "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
         "fast_apply": FAST.__get__(None, eager) if FAST else eager.apply,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
+        "forward_mode": forward_ad, "careful": _careful(where, forward, eager), "check_flat": _plan.check_flat, "inputs": op.forward.inputs,
         "schema": schema(op, False), "explain": explain, "odd": odd, "where": where, "seed_of": seed_of, "dtype_of": dtype_of,
         "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,
@@ -108,7 +151,8 @@ def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Ca
         names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):
         plain, plain_function = _autograd.decomposed(op, activation)
-        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes}
+        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes,
+                  "floats": tuple(DTYPES[word] for word in ("f32", "f16", "bf16", "f64"))}
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
     made.__qualname__ = where  # as Python's own errors about arguments have it

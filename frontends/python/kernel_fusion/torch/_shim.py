@@ -147,18 +147,18 @@ def _refuse_missing(missing: bytes | None) -> None:
         raise OSError(f"this torch lacks {missing.decode()}")
 
 
-def was_said(error: Exception | None, said: Exception) -> bool:
+def was_said(error: BaseException | None, said: Exception) -> bool:
     """Whether the shim said so, which has no room for all of a text."""
-    return error is not None and str(error)[:200] in str(said)
+    return error is not None and _gpu.said(error)[:200] in str(said)
 
 
 class _Failed(threading.local):
     """Why this thread's last call of an op that the program has made could not be made."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
     text: Any = None
 
-    def take(self, said: Exception) -> Exception | None:
+    def take(self, said: Exception) -> BaseException | None:
         """Once, if it is what the shim said; it may be of a call before, which nobody asked about."""
         error, self.error = self.error, None
         return error if was_said(error, said) else None
@@ -178,8 +178,8 @@ def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
         libraries = (ctypes.c_void_p * len(TYPES)**2).from_address(_table[number].own[on_gpu])
         libraries[first * len(TYPES) + second] = ctypes.addressof(_pointers(library.dll))  # last: another thread calls what it finds
         return None
-    except Exception as e:  # C between here and the caller lets none through
-        failed.error, failed.text = e, ctypes.create_string_buffer(str(e).encode())
+    except BaseException as e:  # C between here and the caller lets none through, and would call what is not there: KeyboardInterrupt too
+        failed.error, failed.text = e, ctypes.create_string_buffer(_gpu.said(e).encode())
         return ctypes.addressof(failed.text)
 
 
@@ -228,9 +228,9 @@ def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None
     def opened(op: int) -> int:
         try:
             library = _gpu.library()
-        except (ImportError, OSError):
+            found = _functions(schemas[op], library)
+        except BaseException:  # C would call what is not there
             return 1  # why_not of _cuda.py says why
-        found = _functions(schemas[op], library)
         _kept.append(found)
         _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), _pointers(library.dll))
         return 0
