@@ -59,12 +59,17 @@ def of_calls(f):
 
 
 def thin(f):
-    """What is left of `features` for a family that nobody has changed since all of its tests passed."""
+    """What is left of `features` for a family that nobody has changed since all of its tests passed: its loops, in each dtype that has accesses
+    of its own, and arguments of each role. What an op adds to them is the same text as then."""
     if calls_others(f):
         yield from of_calls(f)
         return
-    yield "op", f["op"], f["bwd"], f["state"]
-    yield "schedule", schedule(f), f["dtypes"][0]
+    if cases.of_own_accesses(f):
+        yield "schedule", schedule(f), f["dtypes"][0]
+    for a in f["arguments"]:
+        yield "role", f["family"], a["role"], a.get("kind")
+    if f["bwd"] and f["statements_by_result"]:
+        yield "by result", f["activation"]
 
 
 def cover(features, functions):
@@ -93,7 +98,7 @@ def cover(features, functions):
 @functools.cache
 def gate():
     """What level 1 runs: one function at least of every feature; of a family that is as its last whole green run left it (ledger.py), of
-    every op and schedule. At level 2 every op and direction in all its dtypes, with some of the activations each (cases.sampled), at level 3
+    every schedule. At level 2 every op and direction in all its dtypes, with some of the activations each (cases.sampled), at level 3
     all functions; KF_FAMILIES names those of which families."""
     if cases.LEVEL > 1:
         chosen = os.environ.get("KF_FAMILIES", "").split() or ledger.families()
