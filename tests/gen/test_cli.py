@@ -94,6 +94,23 @@ def test_without_jinja2(checkout):
     assert done.returncode == 1 and "kfgen: needs jinja2" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_check_without_numpy(checkout):
+    """It says so; and a .venv that has it is used, where there is one."""
+    kfgen, hidden = checkout / "gen/bin/kfgen", {"PYTHONPATH": str(checkout.parent / "less")}
+    (checkout.parent / "less/numpy").mkdir(parents=True)
+    (checkout.parent / "less/numpy/__init__.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')")
+    venv = checkout / ".venv/bin/python"
+    venv.parent.mkdir(parents=True)
+    venv.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    venv.chmod(0o755)
+    done = run(kfgen, "check", **hidden)  # one with jinja2 alone
+    assert done.returncode == 1 and done.stderr.strip() == "kfgen: error: check needs numpy: pip install numpy scipy", done.stderr
+    for name in ("jinja2", "numpy", "scipy"):
+        (checkout / ".venv/lib/python3.11/site-packages" / name).mkdir(parents=True)
+    done = run(kfgen, "check", **hidden)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_old_python(checkout):
     """As make says it. (This Python is told to be old.)"""
     text = (checkout / "gen/bin/kfgen").read_text()
