@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
+import os
 import pathlib
 import sys
 
 import pytest
 
+# Before anybody loads NumPy: OpenBLAS's threads spin while they wait, a quarter of the time that the emulation's tests took, and cores have workers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.disable()  # until all tests are collected: what is made by then stays
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -20,14 +20,14 @@ static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }
 
 template <class T> static double number(T v) { return (double)(float)v; }
-template <> double number(double v) { return v; }
+template <> [[maybe_unused]] double number(double v) { return v; }
 // What a product has of an element.
 template <int type, class T> static double factor(T v) { return type == KFI_OF_TF32 ? (double)kf_emu_bits<float>(kf_emu_tf32((float)v)) : number(v); }
 
 // What a test is about. splits: of few rows the blocks of a cluster, 1 << splits.
 struct problem {
     int rows, cols, depth, matrices, splits;
-    bool whole, bias, residual, pre, nan;
+    bool whole = false, bias = false, residual = false, pre = false, nan = false;
 };
 
 // A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart. whole: they begin at multiples of 16 bytes.
@@ -63,194 +63,190 @@ template <class T> struct matrix {
     T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
 };
 
-// The launch of a product by wgmma.
-struct by_wgmma {
+// What a kernel is launched with.
+struct launch {
     ending *e;
     kfi_gemm *g;
     kfi_gemm_sizes sizes;
     kfi_gemm_side a, b;
-    kf_i64 a_matrices[2], b_matrices[2];
+    kf_i64 a_matrices[2], b_matrices[2], splits;
+    int share_bits;
 };
-template <int type, int layout, int products> static bool run_ring(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
+static const kfi_name NAME = {"product", ""};
+template <int type, int tile, int layout, int products> static bool run_ring(launch c, kf_result_t *result)
 {
+    constexpr bool halves = tile == KFI_TILE_HALVES;
     kfi_gemm_maps maps;
-    void *args[] = {c.e, c.g, &maps};
-    const kfi_name name = {"product", ""};
+    void *args[] = {c.e, c.g, &maps}, *halves_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
     if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
-    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
-    *result = kfi_launch(&name, KFI_ADDRESS(ring_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_TURNS), args,
-                         nullptr, false, kfi_ring_shared(KFI_TILE_TURNS));
+    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
+    const void *kernel;
+    if constexpr (halves)
+        kernel = KFI_ADDRESS(halves_product<type, layout, products>);
+    else
+        kernel = KFI_ADDRESS(ring_product<type, layout, products>);
+    *result = kfi_launch(&NAME, kernel, dim3(1 + below(3)), kfi_tile_threads(halves ? tile : KFI_TILE_TURNS), halves ? halves_args : args, nullptr,
+                         false, halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_TURNS));
     return true;
 }
-template <int type, int layout, int products> static bool run_few(const by_wgmma &c, int share_bits, kf_result_t *result)
+template <int type, int layout, int products> static bool run_few(const launch &c, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps};
-    const kfi_name name = {"product", ""};
     const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
     if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, kfi_few_lines(c.sizes), 64)) return false;
-    while (share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (share_bits + 1)) --share_bits;
-    maps.share_bits = share_bits;
+    maps.share_bits = c.share_bits;
+    while (maps.share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (maps.share_bits + 1)) --maps.share_bits;
     maps.stages = stages;
     maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
     const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
-    *result = kfi_launch(&name, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
-                         nullptr, false, kfi_few_shared(wide, layout, stages), 1u << share_bits);
+    *result = kfi_launch(&NAME, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
+                         nullptr, false, kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
+    return true;
+}
+template <int type, int tile, int layout, int products, int how> static bool run(launch c, kf_result_t *result)
+{
+    if constexpr (tile == KFI_TILE_FEW) {
+        if (!run_few<type, layout, products>(c, result)) return false;
+    } else if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED || tile == KFI_TILE_HALVES) {
+        if (!run_ring<type, tile, layout, products>(c, result)) return false;
+    } else {
+        void *args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g};
+        const unsigned blocks = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
+        *result = kfi_launch(&NAME, KFI_ADDRESS(product<type, tile, layout, products, how>), dim3(blocks), kfi_tile_threads(tile), args, nullptr,
+                             true, kfi_gemm_shared(tile, kfi_of_bytes(type), layout));
+    }
+    void *args[] = {c.e, c.g};
+    if (*result == KF_SUCCESS && c.splits > 1)
+        *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>), kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS, args, nullptr);
     return true;
 }
 
-template <int type, int layout, int products> static bool run_halves(const by_wgmma &c, kf_i64 splits, kf_result_t *result)
+// A kernel that is tested. What is the same for all of a type is not compiled for each of them.
+struct tested {
+    int type, tile, layout, products, how;
+    bool (*run)(launch, kf_result_t *);
+    bool (*passes)(const tested &, const problem &);
+    bool across_a() const { return layout & KFI_A_TRANSPOSED; }
+    bool across_b() const { return layout & KFI_B_TRANSPOSED; }
+};
+template <class T> struct tensors {
+    matrix<T> a, b, c, bias, residual, out, pre;
+};
+template <class T> static tensors<T> tensors_of(const tested &k, const problem &p)
 {
-    kfi_gemm_maps maps;
-    kfi_gemm_side a = c.a, b = c.b;
-    kf_i64 a_matrix = c.a_matrices[0], b_matrix = c.b_matrices[0];
-    void *args[] = {&a, &b, &a_matrix, &b_matrix, c.e, c.g, &maps};
-    const kfi_name name = {"product", ""};
-    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
-    maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * splits);
-    *result = kfi_launch(&name, KFI_ADDRESS(halves_product<type, layout, products>), dim3(1 + below(3)), kfi_tile_threads(KFI_TILE_HALVES), args, nullptr, false,
-                         kfi_halves_shared());
-    return true;
-}
-
-template <int type, int tile, int layout, int products, int how> static bool run(const problem &p)
-{
-    typedef typename of_type<type>::stored stored;
-    constexpr bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
-    const bool whole = how == KFI_WHOLE;
+    const bool whole = k.how == KFI_WHOLE;
     const bool whole_a = whole || below(3) == 0, whole_b = whole || below(3) == 0; // products by any loads have factors that are in the workspace
-    matrix<stored> a(transposed_a ? p.depth : p.rows, transposed_a ? p.rows : p.depth, p.matrices, whole_a);
-    matrix<stored> b(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole_b);
-    matrix<stored> c(transposed_b ? p.depth : p.cols, transposed_b ? p.cols : p.depth, p.matrices, whole_b);
+    matrix<T> a(k.across_a() ? p.depth : p.rows, k.across_a() ? p.rows : p.depth, p.matrices, whole_a);
+    matrix<T> b(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices, whole_b);
+    matrix<T> c(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices, whole_b);
     if (c.apart != b.apart)
         c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
-    for (stored &v : c.data) v = stored((float)(below(17) - 8) / 8.0f);
-    matrix<stored> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
-    for (stored &v : out.data) v = stored(77.0f);
+    for (T &v : c.data) v = T((float)(below(17) - 8) / 8.0f);
+    matrix<T> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
+    for (T &v : out.data) v = T(77.0f);
     pre.data = out.data;
     pre.skip = out.skip;
     const int bad = p.nan && p.depth > 0 ? below(p.rows) : -1;
     if (bad >= 0) {
-        const int k = below(p.depth);
-        const float odd = sizeof(stored) < 4 || below(2) ? NAN : INFINITY; // infinity times a half that is 0 would be NaN
-        (transposed_a ? a(p.matrices - 1, k, bad) : a(p.matrices - 1, bad, k)) = stored(odd);
+        const int at = below(p.depth);
+        const float odd = sizeof(T) < 4 || below(2) ? NAN : INFINITY; // infinity times a half that is 0 would be NaN
+        (k.across_a() ? a(p.matrices - 1, at, bad) : a(p.matrices - 1, bad, at)) = T(odd);
     }
-    a.guard(), b.guard(), c.guard();
-    const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, products, (int)sizeof(stored), true, whole, false};
-    const int stage = tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ? kfi_ring_depth(tile) : tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(tile);
-    kfi_gemm_choice choice = {tile, how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && tile != KFI_TILE_FEW) {
+    return {a, b, c, bias, residual, out, pre};
+}
+
+// The factors of each result, one after the other: doubles, since each is a factor of many results.
+template <int type, class T> static std::vector<double> factors(matrix<T> &x, kf_i64 m, bool across, int lines, int depth)
+{
+    std::vector<double> found((size_t)lines * depth);
+    for (int line = 0; line < lines; ++line)
+        for (int i = 0; i < depth; ++i) found[(size_t)line * depth + i] = factor<type>(across ? x(m, i, line) : x(m, line, i));
+    return found;
+}
+struct total {
+    double sum, size;
+};
+// Most of what the comparison takes, and sanitizers have nothing to find in it.
+__attribute__((optimize("O2"), no_sanitize("address,undefined,thread"))) static total dot(const double *x, const double *y, int depth)
+{
+    total t = {0, 0};
+    for (int i = 0; i < depth; ++i) {
+        t.sum += x[i] * y[i];
+        t.size += std::fabs(x[i] * y[i]);
+    }
+    return t;
+}
+
+struct mistake {
+    const char *what;
+    int row, col;
+    double got, want;
+};
+template <int type, class T> static mistake compare(tensors<T> &t, const tested &k, const problem &p, bool has_residual)
+{
+    const double unit = sizeof(T) == 8 ? 1e-15 : sizeof(T) == 4 ? 1e-6 : type == KFI_OF_BF16 ? 0.00391 : 0.00049;
+    std::vector<bool> covered(t.out.data.size());
+    for (int m = 0; m < p.matrices; ++m) {
+        const std::vector<double> x = factors<type>(t.a, m, k.across_a(), p.rows, p.depth), y = factors<type>(t.b, m, k.across_b(), p.cols, p.depth),
+                                  z = factors<type>(t.c, m, k.across_b(), k.products > 1 ? p.cols : 0, p.depth);
+        for (int row = 0; row < p.rows; ++row)
+            for (int col = 0; col < p.cols; ++col) {
+                const size_t from = (size_t)row * p.depth, with = (size_t)col * p.depth;
+                const total one = dot(x.data() + from, y.data() + with, p.depth);
+                const total two = k.products > 1 ? dot(x.data() + from, z.data() + with, p.depth) : total{0, 0};
+                const double before = one.sum + (p.bias ? number(t.bias(0, 0, col)) : 0);
+                const double want = k.products > 1 ? before * two.sum : (before < 0 ? 0 : before) + (has_residual ? number(t.residual(0, row, col)) : 0);
+                const double about = std::fabs(want) + (k.products > 1 ? one.size * two.size + two.size * 2 : one.size + 2);
+                const double got = number(t.out(m, row, col));
+                covered[&t.out(m, row, col) - t.out.data.data()] = true;
+                if (std::isnan(want) != std::isnan(got)) return {"out, NaN", row, col, got, want};
+                if (!std::isnan(want) && !(std::isinf(want) && got == want) &&
+                    !(std::fabs(got - want) <= unit * std::fabs(want) + 3e-7 * (sizeof(T) == 8 ? 1e-8 : 1) * about))
+                    return {"out", row, col, got, want};
+                if (!p.pre) continue;
+                const double saved = number(t.pre(m, row, col));
+                if (std::isnan(before) || std::isinf(before) ? !(std::isnan(before) ? std::isnan(saved) : saved == before)
+                                                             : !(std::fabs(saved - before) <= unit * std::fabs(before) + 3e-7 * (one.size + 2)))
+                    return {"pre", row, col, saved, before};
+            }
+    }
+    for (size_t i = 0; i < covered.size(); ++i)
+        if (!covered[i] && (number(t.out.data[i]) != 77.0 || number(t.pre.data[i]) != 77.0)) return {"something outside of out was written", -1, -1, 0, 0};
+    return {};
+}
+
+template <int type> static bool passes(const tested &k, const problem &p)
+{
+    typedef typename of_type<type>::stored stored;
+    tensors<stored> t = tensors_of<stored>(k, p);
+    t.a.guard(), t.b.guard(), t.c.guard();
+    const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, k.products, (int)sizeof(stored), true, k.how == KFI_WHOLE, false};
+    const bool ring = k.tile == KFI_TILE_TURNS || k.tile == KFI_TILE_ROUNDED;
+    const int stage = ring ? kfi_ring_depth(k.tile) : k.tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(k.tile);
+    kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
+    if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
-    std::vector<double> parts((size_t)(p.matrices * choice.splits * products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
+    std::vector<double> parts((size_t)(p.matrices * choice.splits * k.products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
     kfi_gemm g;
     if (!kfi_gemm_fill(&g, sizes, choice, p.whole, parts.data())) return false;
-    kfi_gemm_side of_a = {{a.at(), nullptr}, {a.ld, 0}}, of_b = {{b.at(), c.at()}, {b.ld, c.ld}};
-    kf_i64 a_matrix = a.apart, b_matrix = b.apart;
-    ending e = {p.bias ? bias.at() : nullptr,
-                p.residual && products == 1 ? residual.at() : nullptr,
-                out.at(),
-                p.pre ? pre.at() : nullptr,
-                residual.ld,
-                out.ld,
-                out.apart};
-    void *args[] = {&of_a, &of_b, &a_matrix, &b_matrix, &e, &g}, *joint_args[] = {&e, &g};
-    const kfi_name name = {"product", ""};
-    kf_result_t result;
-    const by_wgmma call = {&e, &g, sizes, of_a, of_b, {a.apart, 0}, {b.apart, b.apart}};
-    if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED) {
-        if (!run_ring<type, layout, products>(call, choice.splits, &result)) return false;
-    } else if constexpr (tile == KFI_TILE_FEW) {
-        if (!run_few<type, layout, products>(call, p.splits - 1, &result)) return false;
-    } else if constexpr (tile == KFI_TILE_HALVES) {
-        if (!run_halves<type, layout, products>(call, choice.splits, &result)) return false;
-    } else {
-        const void *kernel = KFI_ADDRESS(product<type, tile, layout, products, how>);
-        result = kfi_launch(&name, kernel, dim3((unsigned)(g.row_tiles * g.col_tiles * p.matrices * choice.splits)), kfi_tile_threads(tile),
-                            args, nullptr, true, kfi_gemm_shared(tile, sizeof(stored), layout));
-    }
-    if (result == KF_SUCCESS && choice.splits > 1) {
-        const dim3 blocks = kfi_gemm_joint(&g, sizes, vector_of(type));
-        result = kfi_launch(&name, KFI_ADDRESS(joint<type, products>), blocks, KFI_JOIN_THREADS, joint_args, nullptr);
-    }
-    const char *wrong = result == KF_SUCCESS ? nullptr : kf_emu_report();
-    const double unit = sizeof(stored) == 8 ? 1e-15 : sizeof(stored) == 4 ? 1e-6 : type == KFI_OF_BF16 ? 0.00391 : 0.00049;
-    std::vector<bool> covered(out.data.size());
-    int row = 0, col = 0;
-    double got = 0, want = 0;
-    for (int m = 0; !wrong && m < p.matrices; ++m)
-        for (row = 0; !wrong && row < p.rows; ++row)
-            for (col = 0; !wrong && col < p.cols; ++col) {
-                double sums[2] = {}, size[2] = {};
-                for (int k = 0; k < p.depth; ++k) {
-                    const double x = factor<type>(transposed_a ? a(m, k, row) : a(m, row, k));
-                    for (int i = 0; i < products; ++i) {
-                        auto &w = i ? c : b;
-                        const double y = factor<type>(transposed_b ? w(m, k, col) : w(m, col, k));
-                        sums[i] += x * y;
-                        size[i] += std::fabs(x * y);
-                    }
-                }
-                const double before = sums[0] + (p.bias ? number(bias(0, 0, col)) : 0);
-                want = products > 1 ? before * sums[1] : (before < 0 ? 0 : before) + (e.residual ? number(residual(0, row, col)) : 0);
-                const double about = std::fabs(want) + (products > 1 ? size[0] * size[1] + size[1] * 2 : size[0] + 2);
-                got = number(out(m, row, col));
-                covered[&out(m, row, col) - out.data.data()] = true;
-                if (std::isnan(want) != std::isnan(got)) wrong = "out, NaN";
-                if (!std::isnan(want) && !(std::isinf(want) && got == want) &&
-                    !(std::fabs(got - want) <= unit * std::fabs(want) + 3e-7 * (sizeof(stored) == 8 ? 1e-8 : 1) * about))
-                    wrong = "out";
-                if (p.pre && !wrong) {
-                    const double saved = number(pre(m, row, col));
-                    if (std::isnan(before) || std::isinf(before) ? !(std::isnan(before) ? std::isnan(saved) : saved == before)
-                                           : !(std::fabs(saved - before) <= unit * std::fabs(before) + 3e-7 * (size[0] + 2)))
-                        wrong = "pre", got = saved, want = before;
-                }
-            }
-    for (size_t i = 0; !wrong && i < covered.size(); ++i)
-        if (!covered[i] && (number(out.data[i]) != 77.0 || number(pre.data[i]) != 77.0)) wrong = "something outside of out was written";
-    if (!wrong) return true;
+    const bool has_residual = p.residual && k.products == 1;
+    ending e = {p.bias ? t.bias.at() : nullptr, has_residual ? t.residual.at() : nullptr, t.out.at(), p.pre ? t.pre.at() : nullptr,
+                t.residual.ld, t.out.ld, t.out.apart};
+    kf_result_t result = KF_SUCCESS;
+    if (!k.run({&e, &g, sizes, {{t.a.at(), nullptr}, {t.a.ld, 0}}, {{t.b.at(), t.c.at()}, {t.b.ld, t.c.ld}}, {t.a.apart, 0},
+                {t.b.apart, t.b.apart}, choice.splits, p.splits - 1}, &result))
+        return false;
+    const mistake wrong = result == KF_SUCCESS ? compare<type>(t, k, p, has_residual) : mistake{kf_emu_report(), -1, -1, 0, 0};
+    if (!wrong.what) return true;
     std::printf("type %d, tile %d, layout %d, products %d, how %d: %d x %d x %d, %d matrices, %d splits, order %d, wide %d: "
                 "%s at (%d, %d): %g instead of %g\n",
-                type, tile, layout, products, how, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order, p.whole, wrong,
-                row - 1, col - 1, got, want);
+                type, k.tile, k.layout, k.products, k.how, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order, p.whole,
+                wrong.what, wrong.row, wrong.col, wrong.got, wrong.want);
     return false;
 }
-
-#define ALL_LAYOUTS(type, tile, products, how)                                                                                             \
-    run<type, tile, 0, products, how>, run<type, tile, 1, products, how>, run<type, tile, 2, products, how>,                               \
-        run<type, tile, 3, products, how>
-static bool (*const KERNELS[])(const problem &) = {
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),  ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),   ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE), ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),     ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
-    ALL_LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     ALL_LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
-    ALL_LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
-
-// By wgmma.
-#define ALL_RINGS(type, products)                                                                                                          \
-    run<type, KFI_TILE_TURNS, 0, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 1, products, KFI_WHOLE>,                                  \
-        run<type, KFI_TILE_TURNS, 2, products, KFI_WHOLE>, run<type, KFI_TILE_TURNS, 3, products, KFI_WHOLE>
-static bool (*const RINGS[])(const problem &) = {ALL_RINGS(KFI_OF_BF16, 1), ALL_RINGS(KFI_OF_F16, 1), ALL_RINGS(KFI_OF_BF16, 2)};
-
-// By wgmma, few rows.
-#define ALL_FEW(type, products)                                                                                                            \
-    run<type, KFI_TILE_FEW, 0, products, KFI_WHOLE>, run<type, KFI_TILE_FEW, 1, products, KFI_WHOLE>
-static bool (*const FEW[])(const problem &) = {ALL_FEW(KFI_OF_BF16, 1), ALL_FEW(KFI_OF_F16, 1), ALL_FEW(KFI_OF_BF16, 2),
-                                               run<KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE>, run<KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE>};
-
-// Floats by wgmma.
-static bool (*const HALVES[])(const problem &) = {ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
-                                                  ALL_LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
-
-// The same of one part.
-static bool (*const ROUNDED[])(const problem &) = {run<KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE>, run<KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE>,
-                                                   run<KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE>,  run<KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE>,
-                                                   run<KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE>, run<KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE>};
-
 // Choices are right whatever they are; these are what they should be.
 static bool picks()
 {
@@ -324,18 +320,52 @@ static bool picks_small()
     return true;
 }
 
+#define TESTED(type, tile, layout, products, how) {type, tile, layout, products, how, run<type, tile, layout, products, how>, passes<type>}
+#define LAYOUTS(type, tile, products, how)                                                                                                 \
+    TESTED(type, tile, 0, products, how), TESTED(type, tile, 1, products, how), TESTED(type, tile, 2, products, how),                      \
+        TESTED(type, tile, 3, products, how)
+#ifndef ONLY /* the letter whose kernels alone are compiled */
+#define ONLY -1
+#endif
 // The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes element 0 of whatever `c ? A : B` has chosen, where A
 // has one element.
-typedef bool (*tested)(const problem &);
 static int kernels_of(char word, const tested **kernels)
 {
-#define CHOOSE(letter, table) \
-    if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
-    CHOOSE('r', RINGS);
-    CHOOSE('f', FEW);
-    CHOOSE('h', HALVES);
-    CHOOSE('t', ROUNDED);
-    CHOOSE('\0', KERNELS);
+#define CHOOSE(letter, table) if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
+#if ONLY < 0 || ONLY == 0
+    static const tested any[] = {
+        LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),  LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),   LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE), LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
+        LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),    LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
+        LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),     LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
+        LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
+        LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
+    CHOOSE('\0', any);
+#endif
+#if ONLY < 0 || ONLY == 'r' // by wgmma
+    static const tested rings[] = {LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 1, KFI_WHOLE), LAYOUTS(KFI_OF_F16, KFI_TILE_TURNS, 1, KFI_WHOLE),
+                                   LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 2, KFI_WHOLE)};
+    CHOOSE('r', rings);
+#endif
+#if ONLY < 0 || ONLY == 'f' // by wgmma, few rows
+    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 1, KFI_WHOLE), TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),  TESTED(KFI_OF_F16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 2, KFI_WHOLE), TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 2, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE), TESTED(KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE)};
+    CHOOSE('f', few);
+#endif
+#if ONLY < 0 || ONLY == 'h' // floats by wgmma
+    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE), LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
+    CHOOSE('h', halves);
+#endif
+#if ONLY < 0 || ONLY == 't' // the same of one part
+    static const tested rounded[] = {
+        TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE), TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE),
+        TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE),  TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE),
+        TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE), TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE)};
+    CHOOSE('t', rounded);
+#endif
     return 0;
 }
 
@@ -343,8 +373,8 @@ int main(int count, char **words)
 {
     const char word = count > 3 ? words[3][0] : '\0';
     const bool rings = count > 3;
-    const tested *run_kernel = nullptr;
-    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = kernels_of(word, &run_kernel);
+    const tested *kernel = nullptr;
+    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = kernels_of(word, &kernel);
     if (kernels == 0) return 2;
     source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
     kf_emu_aborts = 0;
@@ -353,22 +383,12 @@ int main(int count, char **words)
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
         const bool big = rings || below(4) == 0;
-        problem p = {1 + below(big ? 300 : 130),
-                     1 + below(big ? 300 : 130),
-                     below(9) == 0 ? 0 : 1 + below(big ? 300 : 130),
-                     1 + below(5) / 3,
-                     1 + below(4),
-                     false,
-                     false,
-                     false,
-                     false,
-                     false};
-        if (rings) { // around the ring twice and more
-            p.depth = 1 + below(800);
-        }
+        problem p = {1 + below(big ? 300 : 130), 1 + below(big ? 300 : 130), below(9) == 0 ? 0 : 1 + below(big ? 300 : 130), 1 + below(5) / 3,
+                     1 + below(4)};
+        if (rings) p.depth = 1 + below(800); // around the ring twice and more
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
         if (word == 'f') p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
-        if (!run_kernel[i % kernels](p)) return 1;
+        if (!kernel[i % kernels].passes(kernel[i % kernels], p)) return 1;
     }
     if (kf_emu_conflicts > 0) {
         std::printf("%ld matrices come from banks of which some are the same\n", kf_emu_conflicts);
