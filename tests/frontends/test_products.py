@@ -143,7 +143,7 @@ def test_fused_linear_activation_compiled(kf):
 
         with torch.no_grad():
             assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(x, w, b), layer(x, w, b))
-        assert [name.removesuffix(".default") for name in seen] == ops
+        assert [name.rpartition(".")[0] for name in seen] == ops
     torch._dynamo.reset()
     compiled = torch.compile(kf.ops.matmul, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, w.t()), kf.ops.matmul_nt(x, w))
