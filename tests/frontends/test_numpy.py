@@ -230,6 +230,17 @@ def test_what_is_refused(kf, name, args, kwargs, error, text):
         getattr(kf.ops, name)(*args, **kwargs)
 
 
+def test_a_launcher_s_refusal_names_what_was_called(kf):
+    """Not the C function, which the caller has never seen."""
+    memory, x = np.ones(9, "f"), np.ones((2, 3), "f")
+    overlaps = "tensors overlap in a way the function does not allow: out at 0x.* overlaps"
+    for name, call in (("relu", lambda: kf.ops.relu(memory[:-1], out=memory[1:])),
+                       ("bias_relu", lambda: kf.ops.bias_relu(x, memory[:3], out=memory[:6].reshape(2, 3))),
+                       ("bias_relu", lambda: kf.fused_bias_relu(x, memory[:3], out=memory[:6].reshape(2, 3)))):
+        with pytest.raises(ValueError, match=rf"^kf\.{name}: {overlaps}"):
+            call()
+
+
 def test_names_that_are_none(kf):
     with pytest.raises(AttributeError, match="kf.ops has no `nothing`"):
         _ = kf.ops.nothing
