@@ -8,6 +8,7 @@ import types
 import warnings
 
 import kflib
+import kfpython
 import numpy as np
 import pytest
 from kfgen import frontend, packed
@@ -100,6 +101,17 @@ def test_out(kf):
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="writable memory: it is read-only"):
         kf.ops.relu(x, out=frozen)
+
+
+def test_a_scalar_named_beta(kf):
+    """axpby's own, which is no share of what an `out` holds."""
+    from kernel_fusion import _arguments, _table
+
+    x = np.ones(3, "f")
+    bound = _arguments.bind(_table.ops()["axpby"], "none", (x, x), {"alpha": 2.0, "beta": 3.0})
+    assert bound.scalars == (2.0, 3.0) and bound.beta == 0
+    if kfpython.WHOLE:
+        assert kf.ops.axpby(x, x, alpha=2.0, beta=3.0).tolist() == [5, 5, 5]
 
 
 def test_dropout(kf):

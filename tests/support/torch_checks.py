@@ -24,6 +24,32 @@ def values_and_gradients(kf, f, device):
             close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
 
 
+UNDEFINED = ("cross_entropy_soft",)  # of no classes: NaN here, 0 in PyTorch
+
+
+def of_no_elements(kf, f):
+    """Each size 0 in turn, and all: results and gradients as PyTorch's formula has them, where it has any. Sums over nothing are 0."""
+    whole = torchops.sizes_of(f)
+    for shape in (*(tuple(0 if i == at else n for i, n in enumerate(whole)) for at in range(len(whole))), (0,) * len(whole)):
+        c = case(f, "f32", shape=shape)
+        try:
+            want, given = c.reference()
+        except (IndexError, RuntimeError):  # labels of no class; nothing to take a largest of; or formulas that PyTorch has for some elements alone
+            want, given = None, None
+        try:
+            got = torchops.results(c.call(kf))
+        except ValueError as e:
+            assert want is None and "has no elements" in str(e), (ids(f), shape)
+            continue
+        pairs = [(i, g) for i, g in enumerate(got) if g.is_floating_point() and g.requires_grad]
+        mine = torch.autograd.grad([g for _, g in pairs], [c.tensors[n] for n in c.wanted], [torch.ones_like(g) for _, g in pairs])
+        if want is None or f["op"] in UNDEFINED and not shape[-1]:
+            continue
+        theirs = torch.autograd.grad([want[i] for i, _ in pairs], [given[n] for n in c.wanted], [torch.ones_like(want[i]) for i, _ in pairs])
+        for m, t in (*zip(got, want), *zip(mine, (t.nan_to_num(nan=0.0) for t in theirs))):
+            assert m.shape == t.shape and torch.allclose(m.double(), t.double(), 1e-4, 1e-4, equal_nan=True), (ids(f), shape)
+
+
 def opcheck(kf, f, device):
     """Both directions, or the one that there is, as the function calls them."""
     from kernel_fusion.torch._schema import schema

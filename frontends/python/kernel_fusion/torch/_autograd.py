@@ -124,6 +124,9 @@ def again(op: Op, backward: Any) -> Any:
         def backward(ctx: Any, *grads: Tensor) -> Any:
             if formulas(op, ctx.activation) is None:
                 raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
+            if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():  # sums over nothing, which a formula may refuse
+                zeros = [torch.zeros_like(t) if needed else None for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)]
+                return *zeros, *[None] * len(ctx.rest)
             with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
                 by_result = any(t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ()))
