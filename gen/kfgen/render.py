@@ -103,29 +103,42 @@ def tidy(text, width=100):
     return "\n".join(lines)
 
 
-def _unknown(spec, what, word, known):
-    """What is said of a word that is none of the known ones. The names of functions are often taken for ops."""
+def unknown(option, word, known):
+    """What is said of a word that is none of the known ones."""
+    near = "".join(f"; did you mean `{k}`?" for k in difflib.get_close_matches(word, known, n=1))
+    return ValueError(f"{option}: `{word}` is not one of: {', '.join(known)}{near}")
+
+
+def _unknown(spec, what, word, known, options):
+    """The names of functions are often taken for ops."""
     for op in spec.ops.values() if what == "ops" else ():
         for act in op.activations:
             if op.has_act and names.fill(op.pattern, act.name) == word:
                 stem = names.stem(op.pattern)
-                return ValueError(f"--ops: `{word}` is the op {stem} with activation {act.name}: --ops {stem} --activations {act.name}")
-    stems = sorted(k for k in known if "{" not in k)  # patterns are taken too, and say the same
-    near = "".join(f"; did you mean `{k}`?" for k in difflib.get_close_matches(word, stems, n=1))
-    return ValueError(f"--{what}: `{word}` is not one of: {', '.join(stems)}{near}")
+                return ValueError(f"{_called(options, what)}: `{word}` is the op {stem} with activation {act.name}: "
+                                  f"{options['ops']}{stem} {options['activations']}{act.name}")
+    return unknown(_called(options, what), word, sorted(k for k in known if "{" not in k))  # patterns are taken too, and say the same
+
+
+OPTIONS = {what: f"--{what} " for what in ("ops", "activations", "dtypes")}  # how a choice begins that is written down
+
+
+def _called(options, what):
+    return options[what].rstrip(" =")
 
 
 class Selection:
-    """What to render: all of it, or the chosen ops (by pattern or stem), activations and dtypes. A user's own entries are chosen always."""
+    """What to render: all of it, or the chosen ops (by pattern or stem), activations and dtypes. A user's own entries are chosen always. options:
+    what the three are called where they come from, for messages."""
 
-    def __init__(self, spec, ops=None, activations=None, dtypes=None):
+    def __init__(self, spec, ops=None, activations=None, dtypes=None, options=OPTIONS):
         def choose(wanted, all_, what, key=lambda n: (n,), own=()):
             if not wanted:
                 return list(all_)
             known = {k: n for n in all_ for k in key(n)}
             for w in wanted:
                 if w not in known:
-                    raise _unknown(spec, what, w, known)
+                    raise _unknown(spec, what, w, known, options)
             return [n for n in all_ if n in {known[w] for w in wanted} or n in own]
 
         def own(entries):
@@ -139,7 +152,7 @@ class Selection:
         self.activations = [a for a in spec.activations.values() if a.name in acts]
         self.dtypes = choose(dtypes, DTYPES, "dtypes")
         for word in [d for d, stored in ROUNDED.items() if d in self.dtypes and stored not in self.dtypes]:
-            raise ValueError(f"--dtypes: `{word}` has kernels of {ROUNDED[word]}: --dtypes {ROUNDED[word]},{word}")
+            raise ValueError(f"{_called(options, 'dtypes')}: `{word}` has kernels of {ROUNDED[word]}: {options['dtypes']}{ROUNDED[word]},{word}")
         self._kernels = {}
 
     def kernels(self, op):

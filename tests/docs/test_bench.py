@@ -170,6 +170,57 @@ def test_results_of_tf32_are_checked(sets):
             check.kf(small, inputs, {n: 1.1 * t.detach() for n, t in found.items()}, contenders.DROPOUT, c.key)
 
 
+def small_gradient(sets, function, sizes):
+    """(the case on few elements, its inputs, what float64 computes of them)."""
+    import dataclasses
+
+    import check
+    import contenders
+    import data
+    whole = next(c for c in sets["roofline"] if c.f["name"] == function)
+    c = dataclasses.replace(whole, sizes=sizes)
+    inputs, outputs = data.Pool("cpu").tensors(c, 0)
+
+    def outputs_of(inputs):
+        found = check.reference(c, inputs, {}, contenders.DROPOUT)
+        return {name: found[name].to(t.dtype).reshape(t.shape) for name, t in outputs.items()}
+
+    return c, inputs, outputs_of, lambda inputs, found: check.kf(c, inputs, found, contenders.DROPOUT, c.key)
+
+
+@needs_torch
+@pytest.mark.parametrize("function, sizes", [
+    ("kf_bias_relu_bwd_f32", (64, 32)), ("kf_bias_gelu_bwd_f32", (64, 32)), ("kf_prelu_bias_bwd_f32", (64, 32)),
+    ("kf_bias_relu_dropout_bwd_f32", (64, 32)), ("kf_batch_norm_relu_bwd_f32", (4, 8, 16))])
+def test_one_wrong_column_of_a_reduced_gradient_is_seen(sets, function, sizes):
+    import check
+    c, inputs, outputs_of, checked = small_gradient(sets, function, sizes)
+    right = outputs_of(inputs)
+    assert checked(inputs, right) <= 1
+    for a in [a for a in c.outputs if a["role"] == "sum"]:
+        wrong = {name: t.clone() for name, t in right.items()}
+        wrong[a["name"]][3] += 0.3 * wrong[a["name"]].abs().max()
+        with pytest.raises(check.Wrong, match=f"{a['name']}: 1 of"):
+            checked(inputs, wrong)
+
+
+@needs_torch
+def test_a_column_may_be_off_by_what_its_elements_near_a_kink_are_worth(sets):
+    """By the rule of kf's own tests: there either branch is right."""
+    import check
+    c, inputs, outputs_of, checked = small_gradient(sets, "kf_bias_relu_add_bwd_f32", (64, 32))
+    inputs["x"][7, 5] = -inputs["bias"][5]
+    right, term = outputs_of(inputs), float(inputs["dout"][7, 5])
+    for column, off, seen in ((5, term, False), (5, -term, False), (5, 40 * term, True), (6, term, True)):
+        found = {name: t.clone() for name, t in right.items()}
+        found["dbias"][column] += off
+        if seen:
+            with pytest.raises(check.Wrong, match="dbias: 1 of"):
+                checked(inputs, found)
+        else:
+            checked(inputs, found)
+
+
 @needs_torch
 def test_a_small_run_is_right(tmp_path):
     """Every function is compared with float64, every baseline with it, and all is timed."""

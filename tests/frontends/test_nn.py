@@ -39,18 +39,22 @@ NORMS = [
     ("InstanceNorm3d", (3,), {}, [draw(2, 3, 2, 2, 2)], "instance_norm"),
     ("BatchNorm1d", (6,), {}, [X], "batch_norm_train"), ("BatchNorm2d", (3,), {"momentum": None}, [draw(2, 3, 2, 2)], "batch_norm_train"),
     ("BatchNorm3d", (3,), {"affine": False}, [draw(2, 3, 2, 2, 2)], "batch_norm_train"),
-    ("BatchNorm1d", (6,), {"track_running_stats": False}, [X], "batch_norm_train")]
+    ("BatchNorm1d", (6,), {"track_running_stats": False}, [X], "batch_norm_train"),
+    ("BatchNorm2d", (3,), {}, [draw(0, 3, 2, 2)], "batch_norm_train"), ("LayerNorm", (6,), {}, [draw(0, 6)], "layer_norm"),
+    ("InstanceNorm1d", (3,), {}, [draw(2, 3, 0)], "instance_norm"), ("GroupNorm", (2, 6), {}, [draw(0, 6, 5)], "group_norm")]
 LAYERS = [
     ("Linear", (6, 3), {}, [X], "linear"), ("Linear", (6, 3), {"bias": False}, [draw(2, 3, 6)], "linear"), ("Linear", (6, 3), {}, [X[0]], "linear"),
     ("PReLU", (), {}, [X], "prelu_bias"), ("PReLU", (6,), {}, [X], "prelu_bias"), ("PReLU", (3, 0.1), {}, [draw(2, 3, 2, 4)], "prelu_bias"),
     ("PReLU", (), {}, [draw(2, 3, 4)], "prelu_bias"), ("PReLU", (), {}, [draw()], "prelu_bias"),
     ("GLU", (), {}, [X], "act_mul"), ("GLU", (1,), {}, [draw(2, 4, 3)], "act_mul"),
-    ("Softmax", (-1,), {}, [X], "softmax"), ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"), ("LogSoftmax", (0,), {}, [X], "log_softmax")]
+    ("Softmax", (-1,), {}, [X], "softmax"), ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"), ("LogSoftmax", (0,), {}, [X], "log_softmax"),
+    ("Softmax", (0,), {}, [draw()], "softmax"), ("LogSoftmax", (-1,), {}, [draw()], "log_softmax"), ("Softmax", (0,), {}, [draw(0, 3)], "softmax")]
 ELEMENTS = [(name, (), {**k, "reduction": r}, [X, draw(6, 4).t().contiguous()], op)
             for name, k, op in (("MSELoss", {}, "mse"), ("L1Loss", {}, "l1"), ("HuberLoss", {"delta": 0.5}, "huber"),
                                 ("SmoothL1Loss", {"beta": 0.5}, "huber"), ("SmoothL1Loss", {"beta": 0}, "l1"),
                                 ("BCEWithLogitsLoss", {}, "bce_with_logits")) for r in ("none", "mean", "sum")]
-KL = [("KLDivLoss", (), {"reduction": r}, [P.log(), draw(4, 6).softmax(-1)], "kl_div") for r in ("none", "mean", "sum", "batchmean")]
+KL = [("KLDivLoss", (), {"reduction": r}, [p.log(), q.softmax(-1)], "kl_div") for r in ("none", "mean", "sum", "batchmean")
+      for p, q in ((P, draw(4, 6)), (P[0, 0], draw()))]
 WEIGHT = draw(6).abs()
 ROWS = [(name, (), {**k, "reduction": r}, [x, label], op) for r in ("none", "mean", "sum") for name, k, x, label, op in (
     ("CrossEntropyLoss", {}, X, LABELS, "cross_entropy"), ("CrossEntropyLoss", {"label_smoothing": 0.1}, X, LABELS, "cross_entropy"),
@@ -173,6 +177,11 @@ def test_modules_of_kf_alone():
     same(own.QuickGELU()(x), x * torch.sigmoid(1.702 * x))
 
 
+def test_a_norm_of_no_channels():
+    """Which is not one value a channel. PyTorch's cannot say what its gradient is."""
+    assert own.BatchNorm1d(0).double()(draw(4, 0)).shape == (4, 0)
+
+
 def test_lower_dtypes():
     """A module in bfloat16 keeps float32 statistics for the call."""
     x = draw(64, 6).bfloat16()
@@ -195,6 +204,12 @@ def test_lower_dtypes():
     (lambda: own.LayerNorm(6)(draw(4, 5)), ValueError, "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)"),
     (lambda: own.InstanceNorm1d(3, track_running_stats=True), ValueError, "kf.nn.InstanceNorm1d: track_running_stats is True, expected False"),
     (lambda: own.BatchNorm1d(3)(draw(1, 3)), ValueError, "one value for each channel has no variance"),
+    (lambda: own.BatchNorm1d(3, affine=False)(draw(4, 0)), ValueError, "kf.batch_norm_train: running_mean has the shape (3,), expected (0,)"),
+    (lambda: own.InstanceNorm1d(3)(draw(2, 3, 1)), ValueError, "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1): one value for each channel"),
+    (lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)), ValueError, "kf.nn.InstanceNorm2d: the input has the shape (1, 3, 1, 1): one value"),
+    (lambda: own.GroupNorm(6, 6)(draw(1, 6)), ValueError, "kf.nn.GroupNorm: the input has the shape (1, 6): one value for each group"),
+    (lambda: own.GLU()(draw()), ValueError, "kf.nn.GLU: the input has the shape (), expected an even dimension -1"),
+    (lambda: own.Softmax(1)(draw()), IndexError, "Dimension out of range"),
     (lambda: own.BCEWithLogitsLoss(pos_weight=WEIGHT), ValueError, "kf.nn.BCEWithLogitsLoss: pos_weight is"),
     (lambda: own.KLDivLoss(log_target=True), ValueError, "kf.nn.KLDivLoss: log_target is True, expected False"),
     (lambda: own.CrossEntropyLoss(WEIGHT, label_smoothing=0.1), ValueError, "label_smoothing is 0.1, expected 0.0"),

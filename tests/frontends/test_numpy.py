@@ -8,6 +8,7 @@ import types
 import warnings
 
 import kflib
+import kfpython
 import numpy as np
 import pytest
 from kfgen import frontend, packed
@@ -100,6 +101,17 @@ def test_out(kf):
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="writable memory: it is read-only"):
         kf.ops.relu(x, out=frozen)
+
+
+def test_a_scalar_named_beta(kf):
+    """axpby's own, which is no share of what an `out` holds."""
+    from kernel_fusion import _arguments, _table
+
+    x = np.ones(3, "f")
+    bound = _arguments.bind(_table.ops()["axpby"], "none", (x, x), {"alpha": 2.0, "beta": 3.0})
+    assert bound.scalars == (2.0, 3.0) and bound.beta == 0
+    if kfpython.WHOLE:
+        assert kf.ops.axpby(x, x, alpha=2.0, beta=3.0).tolist() == [5, 5, 5]
 
 
 def test_dropout(kf):
@@ -228,6 +240,17 @@ def test_what_is_refused(kf, name, args, kwargs, error, text):
     """Before the call; op, argument, shapes and dtypes are named."""
     with pytest.raises(error, match=re.escape(text)):
         getattr(kf.ops, name)(*args, **kwargs)
+
+
+def test_a_launcher_s_refusal_names_what_was_called(kf):
+    """Not the C function, which the caller has never seen."""
+    memory, x = np.ones(9, "f"), np.ones((2, 3), "f")
+    overlaps = "tensors overlap in a way the function does not allow: out at 0x.* overlaps"
+    for name, call in (("relu", lambda: kf.ops.relu(memory[:-1], out=memory[1:])),
+                       ("bias_relu", lambda: kf.ops.bias_relu(x, memory[:3], out=memory[:6].reshape(2, 3))),
+                       ("bias_relu", lambda: kf.fused_bias_relu(x, memory[:3], out=memory[:6].reshape(2, 3)))):
+        with pytest.raises(ValueError, match=rf"^kf\.{name}: {overlaps}"):
+            call()
 
 
 def test_names_that_are_none(kf):

@@ -46,6 +46,23 @@ def test_each_gradient_alone(kf, f):
         assert torch.equal(got, want), name
 
 
+@each
+def test_of_no_elements(kf, f):
+    torch_checks.of_no_elements(kf, f)
+
+
+@pytest.mark.level(2)
+def test_derivatives_of_reductions_of_nothing(kf):
+    """Which are not divided by how many there are."""
+    for name, operands in (("mean", 1), ("mse_mean", 2), ("logsumexp", 1), ("var", 1)):
+        given = [torch.randn(2, 0, 3, requires_grad=True) for _ in range(operands)]
+        first = torch.autograd.grad(getattr(kf.ops, name)(*given, dim=1).sum(), given, create_graph=True)
+        up = torch.ones(2, 3, requires_grad=True)
+        again = torch.autograd.grad(getattr(kf.ops, name)(*given, dim=1), given, up, create_graph=True)
+        [of_up] = torch.autograd.grad(again, [up], [torch.ones_like(t) for t in again])
+        assert all(t.shape == (2, 0, 3) for t in first) and torch.equal(of_up, torch.zeros(2, 3))
+
+
 def test_absent_operands(kf):
     x = torch.randn(4, 6, requires_grad=True)
     bias = torch.randn(6, requires_grad=True)

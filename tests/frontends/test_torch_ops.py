@@ -26,6 +26,44 @@ def test_gradcheck(kf, f):
     torch_checks.gradcheck(kf, f, "cpu")
 
 
+@each
+def test_the_op_itself_has_its_gradient(kf, f):
+    torch_checks.of_the_op_itself(kf, f, "cpu")
+
+
+def test_what_the_op_itself_refuses(kf):
+    """Where it has no derivative it says so, as kf.ops does; a result that is taken for a constant would be a wrong gradient."""
+    import kernel_fusion.torch  # noqa: F401, which registers them
+    from kernel_fusion import _table
+    from torch.autograd import forward_ad
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.ones(4)
+
+    def norm(x):
+        return torch.ops.kf.layer_norm(x, w, None, 1e-5, 0.0, 0.0, 0, False)[0]
+
+    [first] = torch.autograd.grad(norm(x).square().sum(), [x], create_graph=True)
+    up = torch.ones(3, 4, requires_grad=True)
+    directly = torch.ops.kf.layer_norm_bwd(x, w, None, None, *torch.ops.kf.layer_norm(x, w, None, 1e-5, 0.0, 0.0, 0, True)[1:], up, 1e-5, 0.0, 0.0,
+                                           0, 1)[0]
+    for call, why in ((lambda: torch.autograd.grad(first.sum(), [x]), "kf.layer_norm has no second derivative"),
+                      (lambda: torch.autograd.grad(directly.sum(), [up]), "kf.layer_norm has no second derivative"),
+                      (lambda: torch.func.grad(lambda x: norm(x).sum())(x.detach()), "kf.layer_norm has no derivative inside transforms"),
+                      (lambda: torch.func.jvp(norm, (x.detach(),), (x.detach(),)), "kf.layer_norm has no forward-mode derivative"),
+                      (lambda: torch.ops.kf.cast(x, torch.float64).sum().backward(), "kf.cast has no gradient")):
+        with pytest.raises(NotImplementedError, match=why):
+            call()
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="kf.layer_norm has no forward-mode derivative"):
+        norm(forward_ad.make_dual(x.detach(), w.expand(3, 4)))
+    each_row, [want] = torch.func.vmap(norm)(x), torch.autograd.grad(norm(x).square().sum(), [x])
+    assert torch.equal(torch.autograd.grad(each_row.square().sum(), [x])[0], want)
+    relu = _table.activations()["relu"]
+    grad = torch.ops.kf.act_bwd(x, None, up, 0.0, 0.0, relu, 1)  # whose second derivative there is
+    assert torch.equal(torch.autograd.grad(grad.sum(), [up])[0], (x > 0).float())
+    with pytest.raises(RuntimeError, match="no activation of this number"):
+        torch.ops.kf.act(x, 0.0, 0.0, -1)
+
+
 def test_gradcheck_of_a_dropout(kf):
     x = torch.randn(40, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: kf.ops.gelu_dropout(x, p=0.4, rng=(3, 4)), [x])
@@ -76,9 +114,14 @@ def test_export(kf, f):
     c = case(f, "f32", grad=False)
     tensors = tuple(c.tensors.values())
     program = torch.export.export(Model(), tensors)
-    assert f"kf.{c.op.name}" in str(program.graph)
-    for g, w in zip(torchops.results(program.module()(*tensors)), torchops.results(Model()(*tensors))):
-        close(g, w, 0)
+    for programme in (program, program.run_decompositions()):
+        assert f"kf.{c.op.name}.default" in str(programme.graph)
+        for g, w in zip(torchops.results(programme.module()(*tensors)), torchops.results(Model()(*tensors))):
+            close(g, w, 0)
+        leaves = [t.clone().requires_grad_(n in case(f).wanted) for n, t in c.tensors.items()]
+        found = [torchops.results(call(*leaves))[0].square().sum() for call in (programme.module(), Model())]
+        for m, t in zip(*(torch.autograd.grad(x, [t for t in leaves if t.requires_grad]) for x in found), strict=True):
+            close(m, t, 0)
 
 
 def test_every_op_is_registered(kf):
@@ -90,6 +133,7 @@ def test_every_op_is_registered(kf):
             found = torch.ops.kf.__getattr__(name).default._schema
             arguments = [a.name for a in found.arguments]
             assert found.name == f"kf::{name}" and len(set(arguments)) == len(arguments), found  # an operand may have any name
+            assert torch.ops.kf.__getattr__(name).overloads() == ["default", "kernel"]  # in this order: a call that names none gets the gradient
     text = str(torch.ops.kf.layer_norm.default._schema)
     assert text == ("kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float act_1, int activation, bool save) "
                     "-> (Tensor, Tensor, Tensor)") and kfpython.OPS

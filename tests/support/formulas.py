@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formulas for kf.fuse and kf.fuse_row, and operands for them."""
 
+import ast
+import functools
+
 import torch
+import torch.nn.functional as F
 
 SHAPE = (5, 7)
 
@@ -33,3 +37,43 @@ ROWS = [
 
 def made(kf, text, operands, scalars):
     return (kf.fuse_row if (text, operands, scalars) in ROWS else kf.fuse)(text, **operands, **scalars)
+
+
+# ---- a formula in PyTorch
+
+# The words of the expression language in PyTorch.
+WORDS = {
+    "exp": torch.exp, "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf, "abs": torch.abs, "where": torch.where, "gelu": F.gelu, "silu": F.silu,
+    "mish": F.mish, "softplus": F.softplus, "relu": F.relu, "hardswish": F.hardswish, "elu": F.elu, "selu": F.selu, "relu6": F.relu6,
+    "leaky_relu": lambda x, slope=0.01: F.leaky_relu(x, float(slope)), "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softsign": F.softsign,
+    "sum": lambda x: x.sum(-1, keepdim=True), "mean": lambda x: x.mean(-1, keepdim=True)}
+
+
+def _extreme(pair, whole):
+    return lambda *a: whole(a[0]) if len(a) == 1 else pair(*a)
+
+
+WORDS |= {"max": _extreme(torch.maximum, lambda x: x.amax(-1, keepdim=True)), "min": _extreme(torch.minimum, lambda x: x.amin(-1, keepdim=True))}
+
+
+def number(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class Tensors(ast.NodeTransformer):
+    """Numbers and conditions as PyTorch takes them."""
+
+    def visit_Constant(self, node):
+        return ast.Call(ast.Name("number", ast.Load()), [node], [])
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        return functools.reduce(lambda a, b: ast.BinOp(a, ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), b), node.values)
+
+
+def reference(text, names):
+    *before, value = ast.fix_missing_locations(Tensors().visit(ast.parse(text))).body
+    names = {**WORDS, **names, "number": number}
+    exec(compile(ast.Module(before, []), text, "exec"), names)
+    return eval(compile(ast.Expression(value.value), text, "eval"), names)

@@ -24,6 +24,32 @@ def values_and_gradients(kf, f, device):
             close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
 
 
+UNDEFINED = ("cross_entropy_soft",)  # of no classes: NaN here, 0 in PyTorch
+
+
+def of_no_elements(kf, f):
+    """Each size 0 in turn, and all: results and gradients as PyTorch's formula has them, where it has any. Sums over nothing are 0."""
+    whole = torchops.sizes_of(f)
+    for shape in (*(tuple(0 if i == at else n for i, n in enumerate(whole)) for at in range(len(whole))), (0,) * len(whole)):
+        c = case(f, "f32", shape=shape)
+        try:
+            want, given = c.reference()
+        except (IndexError, RuntimeError):  # labels of no class; nothing to take a largest of; or formulas that PyTorch has for some elements alone
+            want, given = None, None
+        try:
+            got = torchops.results(c.call(kf))
+        except ValueError as e:
+            assert want is None and "has no elements" in str(e), (ids(f), shape)
+            continue
+        pairs = [(i, g) for i, g in enumerate(got) if g.is_floating_point() and g.requires_grad]
+        mine = torch.autograd.grad([g for _, g in pairs], [c.tensors[n] for n in c.wanted], [torch.ones_like(g) for _, g in pairs])
+        if want is None or f["op"] in UNDEFINED and not shape[-1]:
+            continue
+        theirs = torch.autograd.grad([want[i] for i, _ in pairs], [given[n] for n in c.wanted], [torch.ones_like(want[i]) for i, _ in pairs])
+        for m, t in (*zip(got, want), *zip(mine, (t.nan_to_num(nan=0.0) for t in theirs))):
+            assert m.shape == t.shape and torch.allclose(m.double(), t.double(), 1e-4, 1e-4, equal_nan=True), (ids(f), shape)
+
+
 def opcheck(kf, f, device):
     """Both directions, or the one that there is, as the function calls them."""
     from kernel_fusion.torch._schema import schema
@@ -32,9 +58,36 @@ def opcheck(kf, f, device):
     from kernel_fusion.torch import _formula
 
     directions = (False, True) if f["backward"] and not _formula.spreads(c.op, f["activation"]) else (False,)
-    assert [function._schema.name for function, _ in calls] == [f"kf::{schema(c.op, backward).name}" for backward in directions]
+    assert [str(function) for function, _ in calls] == [f"kf.{schema(c.op, backward).name}.kernel" for backward in directions]
     for function, args in calls:
         torch.library.opcheck(function, args)
+        whole = getattr(torch.ops.kf, function._schema.name.removeprefix("kf::")).default
+        torch.library.opcheck(whole, args)
+    if f["backward"]:
+        function, args = calls[0]
+        torch.library.opcheck(getattr(torch.ops.kf, c.op.name).default, leaves(c, args))
+
+
+def leaves(c, args):
+    """The arguments of an op, of which tensors that it has a gradient of ask for it."""
+    return [a.clone().requires_grad_() if t.name in c.wanted and a is not None else a for t, a in zip(c.op.forward.inputs, args)] + [
+        *args[len(c.op.forward.inputs):]]
+
+
+def of_the_op_itself(kf, f, device):
+    """The op as it is called without kf.ops: the same results and gradients, also where it is told that nothing is to be saved for them."""
+    c, calls = torchops.recorded(kf, f, device)
+    args, s = leaves(c, calls[0][1]), c.op.forward
+    want = torchops.results(c.call(kf))
+    ups = [torch.randn(w.shape, generator=torch.Generator().manual_seed(1)).to(w) for w in want if w.requires_grad]
+    theirs = torch.autograd.grad([w for w in want if w.requires_grad], [c.tensors[n] for n in c.wanted], ups)
+    own = getattr(torch.ops.kf, c.op.name)
+    for given in (args, [*args[:-1], False] if isinstance(args[-1], bool) else args):
+        found = torchops.results(own(*given))
+        got = [found[i] for i in s.results]
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+        mine = torch.autograd.grad([g for g in got if g.requires_grad], [a for t, a in zip(s.inputs, args) if t.name in c.wanted], ups)
+        assert all(torch.equal(m, t) for m, t in zip(mine, theirs, strict=True)), ids(f)
 
 
 def gradcheck(kf, f, device):

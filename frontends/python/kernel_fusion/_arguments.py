@@ -137,7 +137,7 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     axis = a.get("dim", op.axis)
     flatten = op.family == "reduce" and axis is None
     _check_out(where, op, a["out"])
-    [beta] = scalars(where, [BETA], {"beta": a.get("beta", 0.0)})
+    [beta] = scalars(where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0})  # axpby's beta is a scalar of its own
     if beta and a["out"] is None:
         raise ValueError(f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added")
     if a.get("grads") is not None:

@@ -11,7 +11,6 @@ KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
 """
 
 import concurrent.futures
-import difflib
 import os
 import pathlib
 import platform
@@ -24,12 +23,12 @@ from typing import Any
 
 from kfgen import frontend, manifest, packed, packed_cuda
 from kfgen import spec as specs
-from kfgen.names import fill, stem
 from kfgen.paths import INCLUDE
-from kfgen.render import Renderer, Selection, write_all
+from kfgen.render import Renderer, Selection, unknown, write_all
 
 from kernel_fusion import _compressed, _isa, _nvrtc
 
+OPTIONS = {"ops": "KF_WHEEL_OPS=", "activations": "KF_WHEEL_ACTIVATIONS="}
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
 NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
@@ -52,33 +51,15 @@ def selection() -> Any:
     ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
     if ops == ["none"]:
         return None
-    spec = specs.load()
-    stems = sorted(map(stem, spec.ops))
-    of_function = {fill(p, a.name): (stem(p), a.name) for p, op in spec.ops.items() if op.has_act for a in op.activations}
-    for word in ops:
-        if word in of_function and word not in stems:
-            op, activation = of_function[word]
-            raise ValueError(f"KF_WHEEL_OPS: `{word}` is the op {op} with activation {activation}: KF_WHEEL_OPS={op} "
-                             f"KF_WHEEL_ACTIVATIONS={activation}")
-    _known("KF_WHEEL_OPS", [w for w in ops if w not in spec.ops], stems)
-    if acts == ["all"]:
-        return Selection(spec, ops)
-    _known("KF_WHEEL_ACTIVATIONS", acts, sorted(spec.activations))
-    return Selection(spec, ops, acts)
-
-
-def _known(name: str, words: Sequence[str], known: Sequence[str]) -> None:
-    """Refuses a word of an environment variable that is none of the known ones."""
-    for word in words:
-        if word not in known:
-            near = "".join(f"; did you mean `{k}`?" for k in difflib.get_close_matches(word, known, n=1))
-            raise ValueError(f"{name}: `{word}` is not one of: {', '.join(known)}{near}")
+    return Selection(specs.load(), ops, [] if acts == ["all"] else acts, options=OPTIONS)
 
 
 def isas() -> list[str]:
     """What KF_WHEEL_ISA chooses."""
     found = _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1]))
-    _known("KF_WHEEL_ISA", found, _isa.known())
+    for word in found:
+        if word not in _isa.known():
+            raise unknown("KF_WHEEL_ISA", word, _isa.known())
     return found
 
 

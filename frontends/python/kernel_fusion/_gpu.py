@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernel_fusion import _compressed, _files, _nvrtc, _table
+from kernel_fusion._library import Refused
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
 ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
@@ -141,7 +142,7 @@ class Gpu(Launchers):
         if code < 0:
             raise RuntimeError(f"{function}: CUDA's driver gives no context of device {device}")
         if code:
-            raise (RuntimeError if code in DEVICE_CODES else ValueError)(f"{self.dll.kfp_error(code).decode()}: {self.dll.kfp_detail().decode()}")
+            raise Refused(RuntimeError if code in DEVICE_CODES else ValueError, self.dll.kfp_error(code), self.dll.kfp_detail())
 
     # ---- memory, of a device and in a stream's order
 

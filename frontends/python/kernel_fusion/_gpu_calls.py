@@ -9,6 +9,7 @@ from typing import Any
 from kernel_fusion import _counts, _gpu, _gpu_array, _numpy, _plan, _strides
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._gpu_array import LEGACY, LONG, Array
+from kernel_fusion._library import Refused
 from kernel_fusion._table import Op, Tensor
 
 
@@ -147,6 +148,9 @@ def _run(op: Op, place: Place, plan: _plan.Plan, given: Sequence[Array | None], 
             found[t.name] = strides
     rng = place.seed(arguments.where, arguments.rng) if op.dropout else None
     library = op.own.on_gpu if op.own else _gpu.library()
-    library.call(plan.function, [None if a is None else a.address for a in [*held, *results]], [*plan.sizes, *arguments.integers],
-                 _strides.struct(forward, found), forward.values(arguments.scalars, op.dropout, arguments.beta), None if rng is None else rng.address,
-                 place.space if forward.workspace else None, place.device, place.stream)
+    try:
+        library.call(plan.function, [None if a is None else a.address for a in [*held, *results]], [*plan.sizes, *arguments.integers],
+                     _strides.struct(forward, found), forward.values(arguments.scalars, op.dropout, arguments.beta),
+                     None if rng is None else rng.address, place.space if forward.workspace else None, place.device, place.stream)
+    except Refused as e:
+        raise e.by(arguments.where) from None

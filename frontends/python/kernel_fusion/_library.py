@@ -16,6 +16,18 @@ KINDS: Any = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_r
 ALIGNED = 256
 
 
+class Refused(ValueError):
+    """A launcher's own refusal, which begins with its name in C. Who called it says what its caller has called: `by`."""
+
+    def __init__(self, kind: type[Exception], error: bytes, detail: bytes):
+        launcher, _, why = detail.decode().partition(": ")
+        self.kind, self.why = kind, ": ".join(filter(None, (error.decode(), why)))
+        super().__init__(f"{launcher}: {self.why}")
+
+    def by(self, where: str) -> Exception:
+        return self.kind(f"{where}: {self.why}")
+
+
 class Library:
     """A library of packed functions."""
 
@@ -61,7 +73,7 @@ class Library:
         code = self.dll.kfp_run(found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size)
         del space
         if code:
-            raise ValueError(f"{self.dll.kfp_error(code).decode()}: {self.dll.kfp_detail().decode()}")
+            raise Refused(ValueError, self.dll.kfp_error(code), self.dll.kfp_detail())
 
 
 def scratch(size: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int | None]:

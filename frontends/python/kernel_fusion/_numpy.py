@@ -147,6 +147,9 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
             found[t.name] = strides
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
     rng = seed_of(arguments.where, arguments.rng) if op.dropout else None
-    _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
-                            forward.values(arguments.scalars, op.dropout, arguments.beta),
-                            None if rng is None else rng.ctypes.data, forward.workspace)
+    try:
+        _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
+                             forward.values(arguments.scalars, op.dropout, arguments.beta),
+                             None if rng is None else rng.ctypes.data, forward.workspace)
+    except _library.Refused as e:
+        raise e.by(arguments.where) from None

@@ -63,19 +63,22 @@ def _make(name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward:
     tensors, rest = _names(op, activation, backward)
     given, sizes = len(tensors), len(call.sizes)
     end = sizes + bool(call.strides) + len(call.integers)
-    count, library = given + len(rest), _library.library()
+    count, library, where = given + len(rest), _library.library(), f"kf.kernels.{_group(op)}.{name}"
     if library.find(function) < 0:
         raise library.lacks(function)
 
     def kernel(*args: Any) -> None:
         if len(args) != count:
-            raise TypeError(f"kf.kernels.{_group(op)}.{name} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given")
+            raise TypeError(f"{where} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given")
         more = args[given:]
         numbers, strides = more[:sizes], more[sizes] if call.strides else None
         scalars = more[end:-2] if op.dropout else more[end:]
         rng = (ctypes.c_uint64 * 2)(*more[-2:]) if op.dropout else None
-        library.call(function, [_address(a) for a in args[:given]], [*numbers, *more[sizes + bool(call.strides):end]], strides, scalars,
-                     None if rng is None else ctypes.addressof(rng), call.workspace)
+        try:
+            library.call(function, [_address(a) for a in args[:given]], [*numbers, *more[sizes + bool(call.strides):end]], strides, scalars,
+                         None if rng is None else ctypes.addressof(rng), call.workspace)
+        except _library.Refused as e:
+            raise e.by(where) from None
 
     kernel.__name__ = kernel.__qualname__ = name
     kernel.__module__ = f"kernel_fusion.kernels.{_group(op)}"

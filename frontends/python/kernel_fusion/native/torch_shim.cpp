@@ -248,10 +248,14 @@ template <> struct Fill<-1> {
 static kernel kernels[2][MOST];
 static void *torch_cpu; // libtorch_cpu.so
 
-// Registers the kernel of an op of the table. Returns what this libtorch lacks, or NULL.
+// Registers the kernel of an op of the table, under both of its names. Returns what this libtorch lacks, or NULL.
 extern "C" KFP_EXPORT const char *kfs_implement(int op, int on_gpu)
 {
-    return p_aoti_torch_library_impl((on_gpu ? gpu : cpu).implementations, ops[op].name, kernels[on_gpu][op]) ? ops[op].name : NULL;
+    char name[256];
+    const int length = snprintf(name, sizeof name, "%s.kernel", ops[op].name);
+    const handle implementations = (on_gpu ? gpu : cpu).implementations;
+    if (length >= (int)sizeof name || p_aoti_torch_library_impl(implementations, ops[op].name, kernels[on_gpu][op])) return ops[op].name;
+    return p_aoti_torch_library_impl(implementations, name, kernels[on_gpu][op]) ? ops[op].name : NULL;
 }
 
 static const char *implement(kfs_place *place, const char *key, int count)

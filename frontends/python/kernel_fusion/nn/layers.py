@@ -49,7 +49,7 @@ class GLU(torch.nn.GLU):
     """PyTorch's: the first half times the sigmoid of the second. The halves are copied apart."""
 
     def forward(self, input: Tensor) -> Any:
-        if input.shape[self.dim] % 2:
+        if not input.dim() or input.shape[self.dim] % 2:
             raise ValueError(f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even dimension {self.dim}")
         first, second = input.chunk(2, self.dim)
         return ops.sigmoid_mul(second, first)
@@ -86,6 +86,8 @@ class ReGLU(ActGLU):
 def _along(function: Any, x: Tensor, dim: int | None, name: str) -> Tensor:
     if dim is None:
         raise ValueError(f"kf.nn.{name}: dim is None, expected a dimension")
+    if not x.dim() and dim in (0, -1):  # one element, of which PyTorch too makes a row
+        return _along(function, x[None], 0, name)[0]
     last = dim in (-1, x.dim() - 1)
     found: Tensor = function(x if last else x.movedim(dim, -1))
     return found if last else found.movedim(-1, dim)

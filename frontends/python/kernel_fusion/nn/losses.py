@@ -26,7 +26,7 @@ def _elements(name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[s
             if self.reduction == "none":
                 return functions["none"](input, target, **given)
             if self.reduction == "batchmean":
-                return functions["sum"](input, target, dim=None, **given) / input.shape[0]
+                return functions["sum"](input, target, dim=None, **given) / (input.shape[0] if input.dim() else 1)
             return functions[self.reduction](input, target, dim=None, **given)
 
     Module.__name__ = Module.__qualname__ = name

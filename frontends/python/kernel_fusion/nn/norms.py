@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms: torch.nn's, with an activation behind them; and those with a residual in front, which PyTorch has not."""
 
+import math
 from typing import Any
 
 import torch
@@ -111,6 +112,12 @@ class AddRMSNorm(RMSNorm):
         return out.view(x.shape), added.view(x.shape)
 
 
+def _several(name: str, x: Tensor, values: int, of: str) -> None:
+    """As PyTorch: one value has a mean, and no variance. Of none there is nothing to compute."""
+    if values == 1:
+        raise ValueError(f"kf.nn.{name}: the input has the shape {tuple(x.shape)}: one value for each {of} has no variance")
+
+
 class GroupNorm(_Activated, torch.nn.GroupNorm):
     op = "group_norm"
 
@@ -119,6 +126,8 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
         self._chosen(activation)
 
     def forward(self, input: Tensor) -> Any:
+        if input.dim() > 1:
+            _several("GroupNorm", input, input.shape[0] * (input.shape[1] // self.num_groups) * math.prod(input.shape[2:]), "group")
         return self.call(input, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
 
 
@@ -137,6 +146,7 @@ class _InstanceNorm(_Activated):
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():
             return self.forward(input.unsqueeze(0)).squeeze(0)
+        _several(type(self).__name__, input, math.prod(input.shape[2:]), "channel")
         return self.call(input, self.weight, self.bias, eps=self.eps)
 
 
@@ -174,8 +184,7 @@ class _BatchNorm(_Activated):
 
     def _of_batch(self, x: Tensor) -> Any:
         """By the statistics of what is given, from which the running ones learn."""
-        if x.numel() == x.shape[1]:
-            raise ValueError(f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}: one value for each channel has no variance")
+        _several(type(self).__name__, x, x.shape[0] * math.prod(x.shape[2:]), "channel")
         running: tuple[Any, Any] = (None, None)
         momentum: Any = self.momentum
         if self.training and self.track_running_stats:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's ops for PyTorch: `torch.ops.kf.<op>` and, with a gradient, what kf.ops calls for tensors. Imported by kf.ops where torch is; import it
-yourself before loading an exported program that has kf's ops."""
+"""kf's ops for PyTorch: `torch.ops.kf.<op>`, which has its gradient, `torch.ops.kf.<op>.kernel`, which has none, and what kf.ops calls for tensors,
+which is the second with a gradient around it. Imported by kf.ops where torch is; import it yourself before loading an exported program that has kf's
+ops."""
 
 import ctypes
 import functools
@@ -13,7 +14,7 @@ import torch
 from torch.library import Library, register_fake
 
 from kernel_fusion import _gpu, _library, _table
-from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _shim
+from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _registered, _shim
 from kernel_fusion.torch._schema import Schema, schema
 
 LIBRARY = Library("kf", "DEF")
@@ -23,8 +24,11 @@ def _define(op: _table.Op) -> list[Schema]:
     """Both directions of an op, but for their kernels."""
     schemas = [schema(op, backward) for backward in ((False, True) if op.backward else (False,))]
     for s in schemas:
-        LIBRARY.define(s.text, tags=(torch.Tag.pt2_compliant_tag,))
-        register_fake(f"kf::{s.name}", _kernels.fake(s), lib=LIBRARY)
+        fake = _kernels.fake(s)
+        for name in s.overloads:
+            LIBRARY.define(name + s.text, tags=(torch.Tag.pt2_compliant_tag,))
+            register_fake(f"kf::{name}", fake, lib=LIBRARY)
+        LIBRARY.impl(s.name, _registered.kernel(s, torch.ops.kf), "Autograd")
     return schemas
 
 
@@ -39,7 +43,9 @@ def _implement(schemas: list[Schema], make: Callable[[Schema], Any], key: str, r
         covered, why = [], str(e)
     for s in schemas:
         if s not in covered:
-            LIBRARY.impl(s.name, make(s), key)
+            computes = make(s)
+            for name in s.overloads:
+                LIBRARY.impl(name, computes, key)
     return why
 
 
@@ -80,7 +86,7 @@ def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
         able = op.own.compiles()
         _implement(schemas, _kernels.kernel, "CPU", _shim.register_own if able and WHY_NO_SHIM is None else None)
         _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if able and WHY_NO_SHIM_ON_GPU is None else None)
-    return _public.make(op, activation, *_autograd.make(op, activation, torch.ops.kf))
+    return _public.make(op, activation, getattr(torch.ops.kf, op.name).default, *_autograd.make(op, activation, torch.ops.kf))
 
 
 def gpu() -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of an op, outside the op: a torch.autograd.Function of its two directions, in the form whose forward has ctx, which costs least."""
+"""The gradient around an op: a torch.autograd.Function of its two directions, in the form whose forward has ctx, which costs least."""
 
 import functools
 from collections.abc import Collection, Sequence
@@ -38,18 +38,21 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
 
 def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     """(the op's forward, the Function around it, that of eager calls: past the overload's own Python, which torch.compile has to see)"""
-    forward = getattr(namespace, op.name).default
-    now = getattr(forward, "_op", forward)
+    forward = getattr(namespace, op.name).kernel
+    return forward, around(op, activation, namespace, forward, False), around(op, activation, namespace, getattr(forward, "_op", forward), True)
+
+
+def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -> Any:
+    """The Function around something that computes the op. eager: whether torch.compile does not trace it itself."""
     if op.with_grad:
         other = ops()[op.with_grad]
-        both = getattr(namespace, other.name).default
-        return forward, *(_by_other(op, which, other, both) for which in (forward, now))
+        return _by_other(op, forward, other, getattr(namespace, other.name).kernel)
     if op.backward is None:
-        return forward, _without(op, forward), _without(op, now)
+        return _without(op, forward)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
     spread = _formula.spreads(op, activation)
-    backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").default
-    return forward, *(_with_backward(op, activation, which, backward, may, eager) for which, eager in ((forward, False), (now, True)))
+    backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").kernel
+    return _with_backward(op, activation, forward, backward, may, eager)
 
 
 def _without(op: Op, forward: Any) -> Any:
@@ -103,7 +106,7 @@ def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _again(op: Op, backward: Any) -> Any:
+def again(op: Op, backward: Any) -> Any:
     """A backward that is part of a graph itself. Its own gradient is that of its formula, computed by PyTorch; or it says that there is none."""
     s = schema(op, True)
     outputs = [t.name for t in op.forward.outputs]
@@ -121,6 +124,9 @@ def _again(op: Op, backward: Any) -> Any:
         def backward(ctx: Any, *grads: Tensor) -> Any:
             if formulas(op, ctx.activation) is None:
                 raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
+            if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():  # sums over nothing, which a formula may refuse
+                zeros = [torch.zeros_like(t) if needed else None for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)]
+                return *zeros, *[None] * len(ctx.rest)
             with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
                 by_result = any(t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ()))
@@ -231,6 +237,6 @@ def _given_back(op: Op) -> list[str]:
 def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool) -> Any:
     """The Function as it would be written by hand for this op and activation: what is looked up is looked up here, once. may: holds the activation
     if its gradient may be by its result. eager: whether nothing traces it."""
-    names: dict[str, Any] = {"_forward": forward, "_backward": backward, "_again": _again(op, backward).apply, "_grad_on": torch.is_grad_enabled}
+    names: dict[str, Any] = {"_forward": forward, "_backward": backward, "_again": again(op, backward).apply, "_grad_on": torch.is_grad_enabled}
     exec(compile(_text(op, activation, may, eager), f"<{op.said(activation)}, gradient>", "exec"), names)
     return type(f"kf_{op.name}", (torch.autograd.Function,), {n: staticmethod(names[n]) for n in ("forward", "backward")})

@@ -3,6 +3,7 @@
 Numbers of 2 bytes are computed in float32 and rounded once, as the kernels do."""
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     if not backward:
         lines += [line for t in given if t is not template for line in _checks(op, t, template, flat)]
     inner = ""
+    if backward and op.family == "reduce":  # of no elements there is no gradient that would be divided by their number
+        statements = [re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line) for line in statements]
     if backward and spreads(op, activation):  # rounded first, so that the result stays a view
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")

@@ -145,8 +145,11 @@ def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], o
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
     device = outputs[0].device
-    LAUNCH[device.type](s, made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
-                        s.call.values(given.scalars, s.op.dropout, beta), None if given.rng is None else given.rng.contiguous(), device)
+    try:
+        LAUNCH[device.type](s, made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
+                            s.call.values(given.scalars, s.op.dropout, beta), None if given.rng is None else given.rng.contiguous(), device)
+    except _library.Refused as e:
+        raise e.by(where(s, given)) from None
 
 
 def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:

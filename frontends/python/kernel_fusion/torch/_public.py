@@ -70,7 +70,7 @@ def _text(op: Op, activation: str) -> str:
                   "        return plain_apply(*given) if save else plain(*given)"]
     lines += ["    try:",
               "        if traced:",
-              "            found = apply(*given) if save else forward(*given)",
+              "            found = whole(*given) if exporting() else apply(*given) if save else forward(*given)",
               "        elif transformed() or forward_mode._current_level >= 0:",
               "            found = careful(given, save)",
               "        else:",
@@ -120,7 +120,7 @@ def _differentiated(t: Any) -> bool:
     return bool(t.requires_grad)
 
 
-def _careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
+def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
     """Calls an op inside a transform of torch.func or a level of forward-mode autograd, for which it has no rule: past them its result would be taken
     for a constant."""
     def call(given: Sequence[Any], save: bool) -> Any:
@@ -136,13 +136,15 @@ def _careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any]
     return call
 
 
-def make(op: Op, activation: str, forward: Any, function: Any, eager: Any) -> Callable[..., Any]:
+def make(op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any) -> Callable[..., Any]:
+    """whole: what an exported program gets, which has a gradient wherever it is loaded."""
     where = op.said(activation)
     names: dict[str, Any] = {
         "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
         "fast_apply": FAST.__get__(None, eager) if FAST else eager.apply,
+        "whole": whole, "exporting": torch.compiler.is_exporting,
         "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
-        "forward_mode": forward_ad, "careful": _careful(where, forward, eager), "check_flat": _plan.check_flat, "inputs": op.forward.inputs,
+        "forward_mode": forward_ad, "careful": careful(where, forward, eager), "check_flat": _plan.check_flat, "inputs": op.forward.inputs,
         "schema": schema(op, False), "explain": explain, "odd": odd, "where": where, "seed_of": seed_of, "dtype_of": dtype_of,
         "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernel_fusion._table import Call, Op, activations
 
 ALL = -1  # mask: every gradient
+KERNEL = "kernel"  # the overload that has no gradient, and is the same otherwise
 
 
 class Given(NamedTuple):
@@ -58,10 +59,16 @@ class Schema:
         return found + ([("int", "needs")] if self.backward else [("bool", "save")] if self.saves else [])
 
     @property
+    def overloads(self) -> tuple[str, str]:
+        """Its names: the op that users call first, which is the one that PyTorch takes where a call names none."""
+        return self.name, f"{self.name}.{KERNEL}"
+
+    @property
     def text(self) -> str:
+        """Behind a name."""
         results = ["Tensor"] * len(self.call.outputs)
         given = ", ".join(f"{t} {n}" for t, n in self.arguments)
-        return f"{self.name}({given}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
+        return f"({given}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
 
     def sort(self, args: Sequence[Any]) -> Given:
         at, op = self.at, self.op
