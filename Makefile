@@ -44,11 +44,12 @@ INSTALLED := share/kf/installed.txt
 READY := $(wildcard $(INSTALLED))
 TREE = $(DESTDIR)$(PREFIX)
 
-.PHONY: help demo headers install uninstall dist test frontends level2 robust bench format clean python cc cxx jinja
+.PHONY: help demo headers install uninstall dist test update frontends level2 robust bench format clean python cc cxx jinja
 
 help:
 	@echo 'make demo                 generate kernels, compile and run a few: on the GPU if there is one, else on the CPU'
 	@echo 'make test                 all tests that this machine can run; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make update               what lists or counts ops, after one was added: docs/reference, README, docs/launchers.md, the ABI'
 	@echo 'make frontends            install PyTorch into .venv, for the tests of the Python package that need it'
 	@echo 'make level2               test at KF_LEVEL=2, and file what came of it: docs/promises.md, tests/golden/families.json'
 	@echo 'make robust LOG=FILE      on a GPU: graphs, streams, repeated runs, 2^31 elements, compute-sanitizer'
@@ -96,6 +97,12 @@ dist: jinja
 # loadgroup sends a test at a time to the worker that is free; by itself xdist sends runs of many.
 test: $(VENV)/test.stamp cc cxx
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
+
+# The last one refuses what would break compiled programs, and writes nothing then.
+update: $(VENV)/test.stamp
+	@$(VENV)/bin/python gen/bin/kfgen docs
+	@KF_UPDATE=1 $(VENV)/bin/python -m pytest -q -n 0 tests/docs/test_readme.py -k "own or counted"
+	@KF_UPDATE_GOLDEN=1 $(VENV)/bin/python -m pytest -q -n 0 tests/gen/test_abi.py -k golden
 
 # PyTorch, for tests/frontends: `make test` takes what is there.
 frontends: $(VENV)/frontends.stamp

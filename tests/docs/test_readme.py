@@ -86,7 +86,12 @@ def anchors(page):
 def test_launchers_of_f32_are_counted(manifest):
     """Beside what they took to compile when they were fewer."""
     count = sum(f["launchers"] == "kf_launchers_f32" for f in manifest["functions"])
-    assert f"(it has {count:,} now)" in (ROOT / "docs/launchers.md").read_text()
+    page = ROOT / "docs/launchers.md"
+    text = page.read_text()
+    now, found = re.subn(r"\(it has [\d,]+ now\)", f"(it has {count:,} now)", text)
+    if UPDATE:
+        page.write_text(now)
+    assert found == 1 and page.read_text() == now, "run KF_UPDATE=1 pytest tests/docs/test_readme.py"
 
 
 @pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]))
@@ -126,7 +131,7 @@ def test_the_table_of_families_is_of_ops():
     functions = {op.replace("{act}", a) for op in ops for a in spec.activations}
     assert [op for op in shown if op not in ops | functions | {"_mean", "_sum"}] == []
     missing = [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown]
-    assert len(missing) <= 5, f"README no longer gives an idea of what there is: {missing}"
+    assert 10 * len(missing) <= len(ops), f"README no longer gives an idea of what there is: {missing}"
     assert len(set(shown)) == len(shown), "an op stands in one row"
 
 
