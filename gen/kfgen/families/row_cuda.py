@@ -185,6 +185,18 @@ class RowCuda(RowsCuda):
         return self.shifts and not self.k.sums and self.in_registers[0][0] == 4
 
     @property
+    def staged(self):
+        """Whether long rows of an odd number of elements have a kernel that goes over them in shared memory (core/row_stage.cuh): where a row is one
+        tensor's, and no reduction asks for an element's column."""
+        k = self.k
+        plain = k.form == "rows" and not (k.sums or k.row_loads or k.shared or k.keeps or k.chosen or k.segments or k.has_channel)
+        if not plain or not self.shifts or len(k.loads) != 1 or len(k.stores) > 1 or self.late_sums or k.loads[0].dtype.size != 2:
+            return False
+        passes = self.program.passes
+        alike = all(s.dtype.size == 2 for s in k.stores) and not self.conditions(k.loads[0])
+        return bool(passes) and alike and all("column" not in p.reads and not p.calls for p in passes) and not self.program.calls
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)
@@ -201,7 +213,8 @@ class RowCuda(RowsCuda):
         state = ("from_state",) if self.k.keeps else ()
         ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)]
         ways += [(in_registers[0], 1)] * self.strips + [(3, 1)] * bool(self.warps) + [(3, 0)] * self.thirds
-        return [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
+        found = [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
+        return found + [Instance(f"kfk_{self.k.name}_staged", ("act",))] * self.staged
 
     @property
     def bounds(self):
