@@ -13,23 +13,36 @@
 #define KFI_STAGE_SPARE 16 // bytes before and behind a row, which a result's vectors reach into
 // Elements from an aligned vector's first one to this address.
 KFI_DEVICE int kfi_stage_behind(const void *p) { return (int)((size_t)p & 15) / 2; }
-// The row on its way, by all threads of the block. Its first element will be at the place returned.
-KFI_DEVICE const char *kfi_stage_row(char *place, const void *row, kf_i64 count)
+#define KFI_STAGE_AHEAD 6 // rounds on their way, a vector a thread each
+// A row on its way: its aligned vectors, and how many rounds of them have been asked for.
+struct kfi_stage {
+    const char *from; // the vector in which the row begins
+    char *to;
+    int next, end; // a thread's next vector, and the first one that is not wholly in the row
+};
+KFI_DEVICE void kfi_stage_ask(kfi_stage *row)
 {
-    const int a = kfi_stage_behind(row), cols = (int)count, lane = (int)threadIdx.x, lanes = (int)blockDim.x;
-    const char *const from = (const char *)row - a * 2;
-    char *const to = place + KFI_STAGE_SPARE;
-    const int begin = a > 0, end = (a + cols) / 8, rest = (a + cols) & 7, head = a > 0 ? 8 - a : 0;
-#pragma unroll 4
-    for (int i = begin + lane; i < end; i += lanes) kfi_fetch<16>(to + i * 16, from + i * 16);
+    if (row->next < row->end) kfi_fetch<16>(row->to + row->next * 16, row->from + row->next * 16);
+    row->next += (int)blockDim.x;
     kfi_fetch_commit();
-    if (lane < head && lane < cols) kfi_copy<2>(to + (a + lane) * 2, (const char *)row + lane * 2);
-    if (lane < rest && end >= begin) kfi_copy<2>(to + (end * 8 + lane) * 2, from + (end * 8 + lane) * 2);
-    return to + a * 2;
 }
-KFI_DEVICE void kfi_stage_await()
+// The first rounds, and the elements where the row begins and ends, by all threads of the block.
+KFI_DEVICE kfi_stage kfi_stage_row(char *place, const void *row, kf_i64 count)
 {
-    kfi_fetch_wait<0>();
+    const int a = kfi_stage_behind(row), cols = (int)count, lane = (int)threadIdx.x, begin = a > 0, rest = (a + cols) & 7;
+    kfi_stage of = {(const char *)row - a * 2, place + KFI_STAGE_SPARE, begin + lane, (a + cols) / 8};
+    const int end = of.end * 8; // of whole vectors, in elements
+#pragma unroll
+    for (int i = 0; i < KFI_STAGE_AHEAD; ++i) kfi_stage_ask(&of);
+    if (begin && lane >= a && lane < 8) kfi_copy<2>(of.to + lane * 2, of.from + lane * 2);
+    if (lane < rest) kfi_copy<2>(of.to + (end + lane) * 2, of.from + (end + lane) * 2);
+    return of;
+}
+// One round more, and then whatever a reduction's next eight elements of each thread need has come.
+KFI_DEVICE void kfi_stage_await(kfi_stage *row)
+{
+    kfi_stage_ask(row);
+    kfi_fetch_wait<KFI_STAGE_AHEAD>();
     __syncthreads();
 }
 // Elements of a row that are this thread's.
