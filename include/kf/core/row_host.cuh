@@ -114,7 +114,7 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
 }
 // Long rows of an odd number of 2-byte elements, of a block each: bytes of shared memory that one has, with room for where it begins.
 #ifndef KFI_ROW_LONG // elements from which on, and bytes up to which; an emulation has fewer
-#define KFI_ROW_LONG 8192
+#define KFI_ROW_LONG 16384
 #define KFI_ROW_STAGE (208 << 10)
 #endif
 KF_FN int kfi_row_stage(kf_i64 cols) { return (int)(kfi_ceil(cols + 8, 8) * 16) + 32; }
