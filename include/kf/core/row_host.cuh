@@ -120,7 +120,8 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
 KF_FN int kfi_row_stage(kf_i64 cols) { return (int)(kfi_ceil(cols + 8, 8) * 16) + 32; }
 KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, int vec, const kfi_reach &reach, int *threads)
 {
-    if (reach.clusters == 1 || reach.narrow || cols % vec == 0 || cols < KFI_ROW_LONG || cols > KFI_ROW_STAGE / 2 || kfi_row_stage(cols) > KFI_ROW_STAGE)
+    if (reach.clusters == 1 || reach.narrow || cols % vec == 0 || cols < KFI_ROW_LONG || cols > KFI_ROW_STAGE / 2 ||
+        kfi_row_stage(cols) > KFI_ROW_STAGE)
         return false;
     const int lanes = 2 * kfi_row_stage(cols) > KFI_ROW_STAGE ? 1024 : 512; // where a row leaves no room for another block
     g->lanes = *threads = (int)kfi_clamp(lanes, 1, KFI_ROW_CAP);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/row_stage.cuh: a long row of 2-byte elements that begins at any address, staged in shared memory, where a block goes over it.
 //
-// Its aligned vectors are copied as they lie; only where it begins and ends are elements copied one by one, so that nothing outside of the row is
-// touched. A thread's elements in a reduction are `lanes` apart, which no banks of shared memory mind and no address has to be aligned for:
-// bits depend on the row's length alone. A result has its own aligned vectors, each of which one thread computes.
+// Its aligned vectors are copied as they lie; only where it begins and ends are elements copied one by one, so that nothing outside of the
+// row is touched. A thread's elements in a reduction are `lanes` apart, which no banks of shared memory mind and no address has to be
+// aligned for: bits depend on the row's length alone. A result has its own aligned vectors, each of which one thread computes.
 #ifndef KF_CORE_ROW_STAGE_CUH
 #define KF_CORE_ROW_STAGE_CUH
 
@@ -49,7 +49,7 @@ KFI_DEVICE void kfi_stage_await(kfi_stage *row)
 KFI_DEVICE int kfi_stage_count(kf_i64 cols, int lane, int lanes) { return lane < cols ? ((int)cols - lane + lanes - 1) / lanes : 0; }
 // Eight elements, `apart` elements from each other, of which there are `left`; the others are zero.
 #define KFI_STAGE_TAKE(type, word)                                                                                                         \
-    KFI_DEVICE void kfi_stage_take(float(&v)[8], const type *src, int apart, int left)                                                     \
+    KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *src, int apart, int left)                                                    \
     {                                                                                                                                      \
         if (left >= 8) {                                                                                                                   \
             _Pragma("unroll") for (int e = 0; e < 8; ++e) kfi_unpack_##word<1>(&v[e], src + e * apart);                                    \
