@@ -197,6 +197,10 @@ class RowCuda(RowsCuda):
         return bool(passes) and alike and all("column" not in p.reads and not p.calls for p in passes) and not self.program.calls
 
     @property
+    def core(self):
+        return ("kf/core/row_stage",) if self.staged else ()
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)

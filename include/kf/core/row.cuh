@@ -19,7 +19,7 @@
 #include "kf/core/row_host.cuh"
 #include "kf/core/row_reduce.cuh"
 #include "kf/core/row_segments.cuh"
-#include "kf/core/row_stage.cuh"
+#include "kf/core/row_shift.cuh"
 #include "kf/core/row_band.cuh"
 #include "kf/core/row_band_host.cuh"
 

@@ -63,14 +63,27 @@ KFI_DEVICE int kfi_stage_count(kf_i64 cols, int lane, int lanes) { return lane <
     }
 KFI_STAGE_TAKE(kf_f16, f16)
 KFI_STAGE_TAKE(kf_bf16, bf16)
+// What a reduction does with each of a thread's elements, whose values are in v. pass: the first one goes along with what comes.
+template <int pass, class type, class each>
+KFI_DEVICE void kfi_stage_pass(kfi_stage *row, const type *x, float (&v)[8], int lane, const kfi_row_layout &g, const each &element)
+{
+    const int own = kfi_stage_count(g.cols, lane, g.lanes);
+#pragma unroll(pass ? 2 : 1)
+    for (int s = 0; s < g.loops; ++s) {
+        const int left = own - 8 * s;
+        if (!pass) kfi_stage_await(row);
+        kfi_stage_take(v, x + lane + 8 * s * g.lanes, g.lanes, left);
+        kfi_shift_each<0>(element, left);
+    }
+}
 // Eight elements side by side; what is outside of the row is anything.
-template <class type> KFI_DEVICE void kfi_stage_vector(type (&v)[8], const char *src, bool aligned)
+template <class type> KFI_DEVICE void kfi_stage_vector(type (&v)[8], const type *src, bool aligned)
 {
     if (aligned) {
         kfi_copy<16>(v, src);
     } else {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) kfi_copy<2>(&v[e], src + e * 2);
+        for (int e = 0; e < 8; ++e) v[e] = src[e];
     }
 }
 // A result's vector that begins at column `first`, which may be before the row's first one.
