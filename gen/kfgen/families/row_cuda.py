@@ -27,6 +27,14 @@ class RowCuda(RowsCuda):
 
     @functools.cached_property
     def program(self):
+        return self._program("" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}", "kfi_near<in_registers>")
+
+    @functools.cached_property
+    def staged_program(self):
+        """The same where nothing is kept in registers from pass to pass."""
+        return self._program("", "kfi_near<0>")
+
+    def _program(self, keep, near):
         T = self.k.compute
         env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {s.name: f"{s.name}_i[0]" for s in self.k.picks}
         env |= self.k.value_env("{}_i[0]") | {s: f"(({T}){s})" for s in self.k.integers}
@@ -35,9 +43,9 @@ class RowCuda(RowsCuda):
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
-        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<in_registers>")
+        target = replace(self.rows_target, whole=whole, place="e", near=near)
         return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, target, env,
-                            [s.name for s in self.k.sums], keep="" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
+                            [s.name for s in self.k.sums], keep=keep,
                             split=chosen.split if self.k.chosen else None)
 
     @property
