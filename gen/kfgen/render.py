@@ -223,6 +223,7 @@ class Renderer:
                     continue
                 stems[ext].append(stem)
                 needs = [f"{names.folder(None if of.builtin else user)}/{names.stem(of.pattern)}{ext}" for of in own[0].needs]
+                needs += sorted({core + ext for k in own for core in k.body.cuda.core}) if ext == ".cuh" else []
                 self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=own, stem=stem, extends=extends, parts=f"{prefix}/{stem}", needs=needs,
                             activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
                             launchers_header=f"kf/{names.launchers(user)}.h")

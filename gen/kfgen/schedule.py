@@ -38,6 +38,7 @@ NONE = "nullptr"  # where a table of instances has none
 class Cuda:
     template = ""  # templates/cuda/<it>.j2
     run_template = ""  # the same of <it>_run.j2; the family's name
+    core = ()  # what its kernels need beside what all of the family have, without .cuh
 
     def __init__(self, kernel):
         self.k = kernel

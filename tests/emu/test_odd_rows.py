@@ -35,8 +35,20 @@ SHIFTED = {
     "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
     "a warp's last elements behind the row's end": (r"of\.a < left \? of\.a : left", "of.a"),
 }
+STAGE = "kf/core/row_stage.cuh"
+STAGED = {
+    "a round of a row that nobody waits for": (r"kfi_fetch_wait<KFI_STAGE_AHEAD>", "kfi_fetch_wait<KFI_STAGE_AHEAD + 1>"),
+    "rounds that nobody asks for": (r"kfi_stage_ask\(row\);", ""),
+    "other threads' elements before they have come": (r"(kfi_fetch_wait<KFI_STAGE_AHEAD>\(\);\s*)__syncthreads\(\);", r"\1"),
+    "a row begins an element late": (r"lane >= a && lane < 8", "lane > a && lane < 8"),
+    "a row ends an element early": (r"if \(lane < rest\)", "if (lane + 1 < rest)"),
+    "a thread's last element is left out": (r"cols - lane \+ lanes - 1\)", "cols - lane - 1)"),
+    "elements before a row are written": (r"\(const uint4 \*\)value, -first, cols - first", "(const uint4 *)value, 0, cols - first"),
+    "elements behind a row are written": (r"\(const uint4 \*\)value, -first, cols - first", "(const uint4 *)value, -first, 8"),
+}
 # file, text of it, what stands there instead, a function that notices, of so many rows of such lengths
 SEEDED = {what: (SHIFT, *change, *SOFTMAX) for what, change in SHIFTED.items()}
+SEEDED |= {f"in shared memory: {what}": (STAGE, *change, "kf_softmax_bf16", 2, (4097,)) for what, change in STAGED.items()}
 SEEDED["three vectors a thread of a row that has four"] = (
     "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", *SOFTMAX)
 SEEDED["the partial sums of a block's last row alone"] = (

@@ -74,8 +74,8 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
 
 def test_depfile(tmp_path):
     """Of an op of each family, and of those that have templates of their own: all that there are."""
-    ops = ",".join(["add", "bias", "layer_norm", "batch_norm", "batch_norm_train", "sum", "matmul_nn", *cases.said("FUNCTIONS")])
-    kfgen("render", "--out", tmp_path / "out", "--depfile", tmp_path / "deps.d", "--ops", ops, "--dtypes", "f32")
+    ops = ",".join(["add", "bias", "layer_norm", "batch_norm", "batch_norm_train", "sum", "matmul_nn", "softmax", *cases.said("FUNCTIONS")])
+    kfgen("render", "--out", tmp_path / "out", "--depfile", tmp_path / "deps.d", "--ops", ops, "--dtypes", "bf16")
     target, _, rest = (tmp_path / "deps.d").read_text().partition(": ")
     assert pathlib.Path(target).is_file()
     listed = {pathlib.Path(p) for p in rest.split()}

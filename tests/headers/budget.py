@@ -76,7 +76,7 @@ def umbrella_budget(launchers):
 OP_BUDGET = 1.15
 # After preprocessing, beyond the floor's: of the umbrella for each op, direction and dtypes, whose text an activation only adds a call to;
 # of an op's header. A token costs four times as much in the host's pass.
-TOKENS = {"device": {"umbrella": 1280, "op header": 38500}, "host": {"umbrella": 1000, "op header": 29900}}
+TOKENS = {"device": {"umbrella": 1288, "op header": 38500}, "host": {"umbrella": 1000, "op header": 29900}}
 
 
 def budgets(m):

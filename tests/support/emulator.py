@@ -17,7 +17,7 @@ HERE = kflib.ROOT / "tests/emu"
 COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", "-DKFI_MAP_FILL=kf_emu_fill",
           "-DKFI_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64",
           "-DKFI_MAP_SMS=kf_emu_sms", "-DKFI_GEMM_SMS=kf_emu_gemm_sms", "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
-          "-DKFI_FEW_STAGES=3", "-DKFI_ROW_CAP=64", "-DKFI_ROW_CLUSTER=2", "-DKFI_ROW_SUM_BLOCK=64",
+          "-DKFI_FEW_STAGES=3", "-DKFI_ROW_CAP=64", "-DKFI_ROW_LONG=4096", "-DKFI_ROW_STAGE=12288", "-DKFI_ROW_CLUSTER=2", "-DKFI_ROW_SUM_BLOCK=64",
           "-DKFI_REDUCE_THREADS=64", "-DKFI_BAND_THREADS=64", "-DKFI_BAND_EACH_THREADS=32", "-DKFI_BAND_BLOCKS=4",
           "-DKFI_BAND_SMALL=300", "-DKFI_BAND_CHANNELS=3",
           "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8", "-DKFI_GATHER_FULL(fewer)=3",

@@ -22,7 +22,7 @@ def alignments(f):
 
 
 def check(lib, memory, f, rows, cols):
-    """Right, and the same bits at every alignment, and of rows that lie apart; without what may be absent too."""
+    """Right, and the same bits at every alignment, in place, and of rows that lie apart; without what may be absent too."""
     sizes, first = sizes_of(f, rows, cols), None
     for shift in alignments(f):
         got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=shift)
@@ -30,6 +30,11 @@ def check(lib, memory, f, rows, cols):
         for name, array in got.items():
             if not checks.same_bits(array, first[name]):
                 raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits at alignment {shift}")
+    for pair in checks.in_place_pairs(f):
+        got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=cols % 8, inplace=(pair,))
+        for name, array in got.items():
+            if not checks.same_bits(array, first[name]):
+                raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits with {pair[0]} where {pair[1]} is")
     strided.same(lib, memory, f, sizes)
     if absent := tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent"):
         whole, odd = (checks.run(lib, memory, f, sizes, drop=absent, shift=shift) for shift in (0, 1))

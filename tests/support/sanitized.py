@@ -26,8 +26,8 @@ SHAPES = {"flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
           "planes": [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)],
           "heads": [((2, 3, 5, 304), 0), ((2, 2, 3, 49), 1)],
           "groups": [((2, 1, 3, 15, 64), 0), ((2, 33, 3, 30, 1), 0), ((1, 3, 2, 10, 7), 1), ((1, 600, 4, 64, 1), 0)]}
-# Of ops over rows: several rows for each persistent block, of several warps; a cluster of blocks.
-LONG = [((601, 1000), 0), ((3, 40000), 0)]
+# Of ops over rows: several rows for each persistent block, of several warps; a cluster of blocks; a row in shared memory.
+LONG = [((601, 1000), 0), ((3, 40000), 0), ((3, 40001), 1)]
 # Of products by wgmma: tiles and stages that are no whole ones, batches, more tiles than SMs; few rows, by blocks that share a depth, and by one.
 WGMMA_FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a", "-lineinfo")
 WGMMA = [((1, 130, 136, 72), 0), ((2, 200, 72, 712), 0), ((1, 1000, 2064, 520), 0), ((1, 16, 520, 1032), 0), ((1, 64, 136, 72), 0)]

@@ -27,6 +27,14 @@ class RowCuda(RowsCuda):
 
     @functools.cached_property
     def program(self):
+        return self._program("" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}", "kfi_near<in_registers>")
+
+    @functools.cached_property
+    def staged_program(self):
+        """The same where nothing is kept in registers from pass to pass."""
+        return self._program("", "kfi_near<0>")
+
+    def _program(self, keep, near):
         T = self.k.compute
         env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {s.name: f"{s.name}_i[0]" for s in self.k.picks}
         env |= self.k.value_env("{}_i[0]") | {s: f"(({T}){s})" for s in self.k.integers}
@@ -35,9 +43,9 @@ class RowCuda(RowsCuda):
         again = {name: i for i, name in stored(graph).items()}  # as others read it: once more rounded it is the same
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
-        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<in_registers>")
+        target = replace(self.rows_target, whole=whole, place="e", near=near)
         return self.k.program(graph, {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)}, target, env,
-                            [s.name for s in self.k.sums], keep="" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
+                            [s.name for s in self.k.sums], keep=keep,
                             split=chosen.split if self.k.chosen else None)
 
     @property
@@ -185,6 +193,22 @@ class RowCuda(RowsCuda):
         return self.shifts and not self.k.sums and self.in_registers[0][0] == 4
 
     @property
+    def staged(self):
+        """Whether long rows of an odd number of elements have a kernel that goes over them in shared memory (core/row_stage.cuh): where a row is one
+        tensor's, and no reduction asks for an element's column."""
+        k = self.k
+        plain = k.form == "rows" and not (k.sums or k.row_loads or k.shared or k.keeps or k.chosen or k.segments or k.has_channel)
+        if not plain or not self.shifts or len(k.loads) != 1 or len(k.stores) > 1 or self.late_sums or k.loads[0].dtype.size != 2:
+            return False
+        passes = self.program.passes
+        alike = all(s.dtype.size == 2 for s in k.stores) and not self.conditions(k.loads[0])
+        return bool(passes) and alike and all("column" not in p.reads and not p.calls for p in passes) and not self.program.calls
+
+    @property
+    def core(self):
+        return ("kf/core/row_stage",) if self.staged else ()
+
+    @property
     def last_pass(self):
         """Whether a row's elements are gone over once more when all is reduced."""
         return bool(self.k.stores or self.late_sums)
@@ -201,7 +225,8 @@ class RowCuda(RowsCuda):
         state = ("from_state",) if self.k.keeps else ()
         ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)]
         ways += [(in_registers[0], 1)] * self.strips + [(3, 1)] * bool(self.warps) + [(3, 0)] * self.thirds
-        return [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
+        found = [Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways]
+        return found + [Instance(f"kfk_{self.k.name}_staged", ("act",))] * self.staged
 
     @property
     def bounds(self):

@@ -34,6 +34,7 @@ struct kfi_row {
     bool strips = false;                 // whether the last kernel is for few rows: it leaves nothing to the second stage
     // Whether the last kernels are for rows of a warp or less, of which no thread has a fourth vector: whole ones of a warp, and odd ones.
     bool warps = false, thirds = false;
+    bool staged = false; // whether the last kernel of all is for long odd rows, which it goes over in shared memory
 };
 
 // How far a row may reach, by the architectures that the kernels are compiled for.
@@ -110,6 +111,25 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
     *threads = g->lanes * g->groups;
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
+}
+// Long rows of an odd number of 2-byte elements, of a block each: bytes of shared memory that one has, with room for where it begins.
+#ifndef KFI_ROW_LONG // elements from which on, and bytes up to which; an emulation has fewer
+#define KFI_ROW_LONG 16384
+#define KFI_ROW_STAGE (208 << 10)
+#endif
+KF_FN int kfi_row_stage(kf_i64 cols) { return (int)(kfi_ceil(cols + 8, 8) * 16) + 32; }
+KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, int vec, const kfi_reach &reach, int *threads)
+{
+    if (reach.clusters == 1 || reach.narrow || cols % vec == 0 || cols < KFI_ROW_LONG || cols > KFI_ROW_STAGE / 2 ||
+        kfi_row_stage(cols) > KFI_ROW_STAGE)
+        return false;
+    const int lanes = 2 * kfi_row_stage(cols) > KFI_ROW_STAGE ? 1024 : 512; // where a row leaves no room for another block
+    g->lanes = *threads = (int)kfi_clamp(lanes, 1, KFI_ROW_CAP);
+    g->groups = g->cluster = 1;
+    g->cluster_bits = 0;
+    g->share = (int)kfi_ceil(1 << 20, g->lanes);
+    g->loops = (int)kfi_ceil(cols, 8 * (kf_i64)g->lanes);
+    return true;
 }
 KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned in_registers, int sums, int acc_size)
 {
@@ -221,8 +241,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     const bool whole =
         operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
-    const bool persistent = m.sums || found + 1 == m.holds;
-    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
+    const bool staged = m.staged && kfi_row_stages(g, cols, m.vec, reach, &threads);
+    const bool persistent = m.sums || (found + 1 == m.holds && !staged);
+    const bool three = !staged && !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
     const bool warps = three && m.warps && whole && g->lanes == 32, thirds = three && m.thirds && !whole;
     const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
@@ -246,9 +267,11 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     }
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
-    const int ring = found + 1 == m.holds ? m.ring : 0;
-    const unsigned shared = (unsigned)(m.fixed + ring * threads), most = ring ? (unsigned)(m.fixed + ring * kfi_row_most(m, reach)) : 0;
-    const int kernel = warps || thirds ? 2 * m.holds + 2 + (thirds && m.warps) : 2 * found + !whole;
+    const int ring = persistent ? m.ring : 0;
+    const unsigned shared = (unsigned)(m.fixed + (staged ? kfi_row_stage(cols) : ring * threads)),
+                   most = (unsigned)(staged ? m.fixed + KFI_ROW_STAGE : ring ? m.fixed + ring * kfi_row_most(m, reach) : 0);
+    const int few = 2 * m.holds + 2;
+    const int kernel = staged ? few + m.warps + m.thirds : warps || thirds ? few + (thirds && m.warps) : 2 * found + !whole;
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster, most);
