@@ -117,18 +117,15 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
 #define KFI_ROW_LONG 16384
 #define KFI_ROW_STAGE (208 << 10)
 #endif
-KF_FN int kfi_row_stage(kf_i64 cols) { return (int)(kfi_ceil(cols + 8, 8) * 16) + 32; }
-KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, int vec, const kfi_reach &reach, int *threads)
+KF_FN kf_i64 kfi_row_stage(kf_i64 cols) { return kfi_ceil(cols + 8, 8) * 16 + 32; }
+KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, const kfi_reach &reach, int *threads)
 {
-    if (reach.clusters == 1 || reach.narrow || cols % vec == 0 || cols < KFI_ROW_LONG || cols > KFI_ROW_STAGE / 2 ||
-        kfi_row_stage(cols) > KFI_ROW_STAGE)
-        return false;
-    const int lanes = 2 * kfi_row_stage(cols) > KFI_ROW_STAGE ? 1024 : 512; // where a row leaves no room for another block
-    g->lanes = *threads = (int)kfi_clamp(lanes, 1, KFI_ROW_CAP);
+    const kf_i64 bytes = kfi_row_stage(cols);
+    if (reach.clusters == 1 || reach.narrow || cols % 8 == 0 || cols < KFI_ROW_LONG || bytes > KFI_ROW_STAGE) return false;
+    g->lanes = *threads = (int)kfi_clamp(2 * bytes > KFI_ROW_STAGE ? 1024 : 512, 1, KFI_ROW_CAP); // 1,024 where no other block finds room
     g->groups = g->cluster = 1;
-    g->cluster_bits = 0;
-    g->share = (int)kfi_ceil(1 << 20, g->lanes);
-    g->loops = (int)kfi_ceil(cols, 8 * (kf_i64)g->lanes);
+    g->share = g->cluster_bits = 0;
+    g->loops = (int)kfi_ceil(cols, 8 * g->lanes);
     return true;
 }
 KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned in_registers, int sums, int acc_size)
@@ -231,7 +228,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     if (result != KF_SUCCESS) return result;
     int threads;
     const kfi_reach reach = kfi_row_reach();
-    const int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0, reach, &threads);
+    int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0, reach, &threads);
+    const bool staged = m.staged && kfi_row_stages(g, cols, reach, &threads);
+    if (staged) found = m.holds; // as one that is not in registers
     const bool narrow = groups && segments[4] > 1 && segments[4] < m.vec; // a vector may touch more than two channels
     if (groups) in->gaps = 0;
     for (int i = 0; i < operands.count; ++i) {
@@ -241,9 +240,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     const bool whole =
         operands.bits % 16 == 0 && operands.steps % m.vec == 0 && (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
-    const bool staged = m.staged && kfi_row_stages(g, cols, m.vec, reach, &threads);
-    const bool persistent = m.sums || (found + 1 == m.holds && !staged);
-    const bool three = !staged && !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
+    const bool persistent = m.sums || found + 1 == m.holds;
+    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
     const bool warps = three && m.warps && whole && g->lanes == 32, thirds = three && m.thirds && !whole;
     const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0) : kfi_ceil(rows, g->groups), blocks = parts * g->cluster;
     if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
@@ -267,11 +265,11 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes, c
     }
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
-    const int ring = persistent ? m.ring : 0;
+    const int ring = found + 1 == m.holds ? m.ring : 0;
     const unsigned shared = (unsigned)(m.fixed + (staged ? kfi_row_stage(cols) : ring * threads)),
-                   most = (unsigned)(staged ? m.fixed + KFI_ROW_STAGE : ring ? m.fixed + ring * kfi_row_most(m, reach) : 0);
-    const int few = 2 * m.holds + 2;
-    const int kernel = staged ? few + m.warps + m.thirds : warps || thirds ? few + (thirds && m.warps) : 2 * found + !whole;
+                   most = (unsigned)(m.fixed + (staged ? KFI_ROW_STAGE : ring * kfi_row_most(m, reach)));
+    const int few = 2 * m.holds + 2,
+              kernel = staged ? few + m.warps + m.thirds : warps || thirds ? few + (thirds && m.warps) : 2 * found + !whole;
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent, shared,
                             (unsigned)g->cluster, most);
