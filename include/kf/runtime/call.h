@@ -91,7 +91,7 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
     if (result != KF_SUCCESS) return result;
     result = kfi_rt_carry_out(c, &m); /* which may fail after a part of it was launched */
     for (int i = 0; i < c->op->operand_count; ++i)
-        if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
+        if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->ctx, c->stream);
     return result;
 }
 

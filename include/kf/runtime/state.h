@@ -47,12 +47,16 @@ struct kf_context_t {
 enum { KFI_RT_FOREIGN, KFI_RT_OWNED, KFI_RT_POOLED, KFI_RT_DLPACK };
 #define KFI_RT_USERS 4
 typedef struct {
+    kf_context_t *ctx;
+    kf_stream_t *stream; /* of ctx; NULL: its default one */
+} kfi_rt_user;
+typedef struct {
     long refs;
     void *data;
     int owner, read_only;
-    void *managed;                 /* of DLPack */
-    kf_stream_t *by[KFI_RT_USERS]; /* streams beside the default one that were given work on it */
-    int streams;                   /* how many; more than there is room for: any */
+    void *managed;                /* of DLPack */
+    kfi_rt_user by[KFI_RT_USERS]; /* streams of GPUs beside its own context's default one that were given work on it */
+    int streams;                  /* how many; more than there is room for: any of its own context */
 } kfi_rt_storage;
 struct kf_tensor_t {
     kfi_rt_object object;
