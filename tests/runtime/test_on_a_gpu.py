@@ -263,7 +263,12 @@ def everything(api, check):
 
 
 def test_every_call_of_cuda_that_fails_is_said(gpu):
-    """Each in turn: exactly one function says so and names the call; unless it only tidies up."""
+    """Each in turn: exactly one function says so and names the call, and keeps no memory; unless it only tidies up."""
+    def left():
+        """Allocations that are there when all is done."""
+        assert gpu.fake.cudaSetDevice(1) == gpu.fake.cudaDeviceSynchronize() == gpu.fake.cudaSetDevice(0) == 0
+        return gpu.fake.fake_living()
+
     gpu.fake.fake_clear()
     everything(gpu, lambda found: found)
     calls = gpu.log().split()
@@ -277,9 +282,11 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
             if found is None or 0 < found < 15:
                 said.append(gpu.detail)
             return found
+        before = left()
         gpu.fake.fake_fail(i + 1)
         everything(gpu, check)
         gpu.fake.fake_fail(0)
+        assert left() == before + (call == "cudaFreeAsync"), (i, call)
         assert any(f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said) != (call in quiet), (i, call, said)
 
 

@@ -49,8 +49,13 @@ static kf_result_t kfi_rt_cuda_allocate(const char *function, kf_context_t *ctx,
     const size_t before = ctx->stats.reserved;
     kf_result_t result = kfi_rt_cuda_status(function, "cudaMallocFromPoolAsync",
                                             cudaMallocFromPoolAsync(found, bytes, (cudaMemPool_t)ctx->native, kfi_rt_native(stream)));
-    if (result == KF_SUCCESS) result = kfi_rt_cuda_count(function, ctx);
-    if (result == KF_SUCCESS && ctx->stats.reserved <= before) ++ctx->stats.hits;
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_cuda_count(function, ctx);
+    if (result != KF_SUCCESS) {
+        (void)cudaFreeAsync(*found, kfi_rt_native(stream));
+        *found = nullptr;
+    } else if (ctx->stats.reserved <= before)
+        ++ctx->stats.hits;
     return result;
 }
 static kf_result_t kfi_rt_cuda_release(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream)
