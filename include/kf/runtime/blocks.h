@@ -163,8 +163,8 @@ static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const 
         const int64_t elements = g->elements[k] * (kfi_rt_is_cut(c->op, k) ? sizes[0] : 1);
         bytes += ((size_t)elements * kfi_rt_width(c->tensors[k]->dtype) + 255) / 256 * 256;
     }
-    room->all = kf_pool_allocate(c->ctx, bytes, c->stream);
-    if (!room->all) return KF_ERROR_OUT_OF_MEMORY;
+    const kf_result_t result = kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room->all);
+    if (result != KF_SUCCESS) return result;
     room->workspace = (char *)room->all;
     for (int k = 0; k < c->op->operand_count; ++k) room->of[k] = room->workspace + at[k];
     return KF_SUCCESS;
@@ -232,7 +232,7 @@ static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
         result = kfi_rt_run_block(c, m, &g, &b, &room);
         more = kfi_rt_next_block(&g, &b);
     }
-    (void)kf_pool_deallocate(c->ctx, room.all, c->stream);
+    (void)kfi_rt_give_back(c->op->name, c->ctx, room.all, c->stream);
     return result;
 }
 

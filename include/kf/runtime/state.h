@@ -131,12 +131,12 @@ static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 KFI_PRINTF(4, 5)
 static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument, const char *format, ...)
 {
-    char text[sizeof kfi_error_detail - 80]; /* the names in front of it are short */
+    char text[sizeof kfi_error_detail - 100]; /* the names in front of it are short */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.40s: %.32s %s", function, argument, text);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.60s: %.32s %s", function, argument, text);
     return result;
 }
 /* As kfi_rt_fail, for functions that return a pointer. */

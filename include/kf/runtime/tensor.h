@@ -106,9 +106,7 @@ static kf_result_t kfi_rt_storage_leave(const char *function, kf_context_t *ctx,
     if (s->owner == KFI_RT_OWNED) ctx->device->free_owned(ctx, s->data);
     if (s->owner == KFI_RT_DLPACK) kfi_rt_dlpack_release(s->managed);
     if (s->owner == KFI_RT_POOLED && s->data) {
-        pthread_mutex_lock(&ctx->lock);
-        const kf_result_t given = kfi_rt_give(function, ctx, s->data, NULL);
-        pthread_mutex_unlock(&ctx->lock);
+        const kf_result_t given = kfi_rt_give_back(function, ctx, s->data, NULL);
         if (result == KF_SUCCESS) result = given;
     }
     free(s);
@@ -179,16 +177,10 @@ kf_tensor_t *kf_tensor_create(kf_context_t *ctx, const kf_tensor_desc_t *desc)
     void *data = NULL;
     if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS || kfi_rt_read_desc(function, ctx, desc, &l) != KF_SUCCESS)
         return NULL;
-    pthread_mutex_lock(&ctx->lock);
-    const kf_result_t result = l.reach ? kfi_rt_take(function, ctx, (size_t)l.reach * kfi_rt_width(l.dtype), NULL, &data) : KF_SUCCESS;
+    if (l.reach && kfi_rt_borrow(function, ctx, (size_t)l.reach * kfi_rt_width(l.dtype), NULL, &data) != KF_SUCCESS) return NULL;
     if (data) __atomic_add_fetch(&ctx->made, 1, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&ctx->lock);
-    kf_tensor_t *const t = result == KF_SUCCESS ? kfi_rt_first(function, ctx, &l, data, KFI_RT_POOLED) : NULL;
-    if (!t && data) {
-        pthread_mutex_lock(&ctx->lock);
-        (void)kfi_rt_give(function, ctx, data, NULL);
-        pthread_mutex_unlock(&ctx->lock);
-    }
+    kf_tensor_t *const t = kfi_rt_first(function, ctx, &l, data, KFI_RT_POOLED);
+    if (!t && data) (void)kfi_rt_give_back(function, ctx, data, NULL);
     return t;
 }
 kf_tensor_t *kf_tensor_create_from_memory(kf_context_t *ctx, const kf_memory_desc_t *memory, const kf_tensor_desc_t *desc)
