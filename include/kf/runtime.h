@@ -184,8 +184,9 @@ kf_result_t kf_pool_get_stats(kf_context_t *ctx, kf_pool_stats_t *stats);
 }
 #endif
 
-#ifdef KF_RUNTIME_IMPLEMENTATION
-#include "kf/runtime/implementation.h"
 #endif
 
+/* Outside of the guard: a file may have had the declarations before, by another header. */
+#ifdef KF_RUNTIME_IMPLEMENTATION
+#include "kf/runtime/implementation.h"
 #endif
