@@ -166,7 +166,8 @@ def test_memory_of_the_cpu_waits_for_a_gpu(gpu, ctx, streams):
 
 def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     """One that is made where another one was, whose stream is not through: a stream that does not wait for the default one by itself has its first
-    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not."""
+    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not; and nothing for
+    one that was wrapped."""
     a, b = (gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(2))
     x, back, cpu = np.arange(6, dtype=np.float32), np.zeros(6, np.float32), gpu.context()
     first, kept = on_gpu(gpu, ctx, x, a)
@@ -177,6 +178,9 @@ def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     gpu.fake.fake_capture(1)
     gpu.fake.fake_clear()
     assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    wrapped = gpu.stream_wrap(ctx, gpu.stream_native(b))
+    gpu.destroy(("stream", wrapped))
+    assert "cudaStreamWaitEvent" not in gpu.log()
     gpu.fake.fake_capture(0)
     assert gpu.tensor_copy(later, source, b) == 0 and not back.any()
     assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)

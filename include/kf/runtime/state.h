@@ -106,6 +106,7 @@ struct kfi_rt_device {
     /* The stream waits for what the context's default one was given so far; not one that is captured, which may wait for nothing outside.
      */
     kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows);
+    kf_result_t (*is_captured)(const char *function, const kf_stream_t *stream, int *is_captured);
     kf_result_t (*event_create)(const char *function, kf_event_t *event);
     void (*event_destroy)(kf_event_t *event);
     kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);

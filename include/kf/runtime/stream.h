@@ -95,7 +95,11 @@ kf_result_t kf_stream_destroy(kf_stream_t *stream)
     const char *const function = "kf_stream_destroy";
     if (!stream) return KF_SUCCESS;
     kf_result_t result = KFI_RT_CHECK(function, "stream", stream, KFI_RT_STREAM);
-    if (result == KF_SUCCESS) result = kfi_rt_join(function, stream->object.ctx, stream->object.ctx, stream);
+    if (result != KF_SUCCESS) return result;
+    kf_context_t *const ctx = stream->object.ctx; /* what is captured does not run: nothing waits for it, which would end the capture */
+    int is_captured = 0;
+    result = ctx->device->is_captured(function, stream, &is_captured);
+    if (result == KF_SUCCESS && !is_captured) result = kfi_rt_join(function, ctx, ctx, stream);
     if (result != KF_SUCCESS) return result;
     stream->closed = 1;
     if (stream->is_own) stream->object.ctx->device->stream_destroy(stream);
