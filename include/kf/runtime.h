@@ -99,7 +99,7 @@ kf_tensor_t *kf_tensor_broadcast_to(kf_tensor_t *tensor, const int64_t *shape, i
    towards zero, held within their range, NaN as 0. The two may be of two contexts; stream: of the one on a GPU, or of either. */
 kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t *stream);
 /* DLPack 1.x. From: takes the memory over, and calls its deleter with the last tensor that refers to it; NULL leaves it to the caller.
-   To: the caller's deleter call ends it; read_only is kept. */
+   To: the caller's deleter call ends it; read_only is kept, and said of tensors whose elements share an address. */
 kf_tensor_t *kf_tensor_from_dlpack(kf_context_t *ctx, struct DLManagedTensorVersioned *managed);
 struct DLManagedTensorVersioned *kf_tensor_to_dlpack(kf_tensor_t *tensor);
 
