@@ -22,7 +22,7 @@ int main(void)
     void *workspace = aligned_alloc(256, bytes);
     if (!workspace) return 1;
     kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, dbias, ROWS, COLS, workspace, bytes);
-    if (result != KF_SUCCESS) return 1;
+    if (result != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
 
     double worst = 0;
     for (int c = 0; c < COLS; ++c) {

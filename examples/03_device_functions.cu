@@ -23,7 +23,7 @@ int main()
     float *x = data, *y = data + n, *slope = data + 2 * n;
     for (int64_t i = 0; i < n; ++i) x[i] = h * (float)(i - 500);
     blend<<<(unsigned)((n + 255) / 256), 256>>>(x, y, slope, 0.25f, n);
-    if (cudaDeviceSynchronize() != cudaSuccess) return 1;
+    if (cudaGetLastError() != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return 1; // the launch's own error, and the kernel's
     for (int64_t i = 1; i + 1 < n; ++i) {
         const float difference = (y[i + 1] - y[i - 1]) / (2 * h);
         if (!(difference - slope[i] < 1e-3f && slope[i] - difference < 1e-3f)) return 1;

@@ -22,11 +22,14 @@ int main(void)
     for (int c = 0; c < COLS; ++c) gamma[c] = 0.5f;
 
     double worst = 0;
-    if (kf_cpu_add_logsigmoid_f32(x, y, out, ROWS * COLS) != KF_SUCCESS) return 1; /* a built-in op, one's own activation */
+    if (kf_cpu_add_logsigmoid_f32(x, y, out, ROWS * COLS) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1; /* a built-in op, one's own activation */
     for (int i = 0; i < ROWS * COLS; ++i) worst = fmax(worst, fabs(out[i] - logsigmoid((double)x[i] + y[i])));
-    if (kf_cpu_relu_layer_scale_f32(x, gamma, y, out, ROWS, COLS) != KF_SUCCESS) return 1; /* the other way round */
+    if (kf_cpu_relu_layer_scale_f32(x, gamma, y, out, ROWS, COLS) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1; /* the other way round */
     for (int i = 0; i < ROWS * COLS; ++i) worst = fmax(worst, fabs(out[i] - (y[i] + 0.5 * fmax(x[i], 0))));
-    if (kf_cpu_logsigmoid_bwd_f32(x, NULL, y, out, ROWS * COLS, NULL, 0) != KF_SUCCESS) return 1; /* a gradient that nobody wrote */
+    if (kf_cpu_logsigmoid_bwd_f32(x, NULL, y, out, ROWS * COLS, NULL, 0) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1; /* a gradient that nobody wrote */
     for (int i = 0; i < ROWS * COLS; ++i) worst = fmax(worst, fabs(out[i] - y[i] / (1 + exp((double)x[i]))));
     printf("largest error against float64: %.1e\n", worst);
     return worst < 4e-6 ? 0 : 1;

@@ -22,7 +22,7 @@ __global__ void dropout_add_rms_norm(const kf_bf16 *x, const kf_bf16 *residual, 
         v[e] += r[e];
         squares += v[e] * v[e];
     }
-    kf_store<VEC>(sum + row + col, v, left); // one rounding
+    kf_store<VEC>(sum + row + col, v, left);                          // one rounding
     const float scale = rsqrtf(kf_block_sum(squares) / COLS + 1e-6f); // every thread calls
     kf_load<VEC>(w, weight + col, left);
     for (int e = 0; e < VEC; ++e) v[e] *= w[e] * scale;
@@ -44,13 +44,14 @@ int main()
     if (cudaMalloc(&device, (size_t)n * 10 + COLS * 4) != cudaSuccess) return std::puts("no GPU"), 77;
     float *d_out = (float *)device, *d_weight = d_out + n;
     kf_bf16 *d_x = (kf_bf16 *)(d_weight + COLS), *d_residual = d_x + n, *d_sum = d_residual + n;
-    cudaMemcpy(d_x, x.data(), n * sizeof x[0], cudaMemcpyHostToDevice);
-    cudaMemcpy(d_residual, residual.data(), n * sizeof x[0], cudaMemcpyHostToDevice);
-    cudaMemcpy(d_weight, weight.data(), COLS * sizeof weight[0], cudaMemcpyHostToDevice);
+    if (cudaMemcpy(d_x, x.data(), n * sizeof x[0], cudaMemcpyHostToDevice) || // 0: cudaSuccess
+        cudaMemcpy(d_residual, residual.data(), n * sizeof x[0], cudaMemcpyHostToDevice) ||
+        cudaMemcpy(d_weight, weight.data(), COLS * sizeof weight[0], cudaMemcpyHostToDevice))
+        return 1;
     dropout_add_rms_norm<<<ROWS, THREADS>>>(d_x, d_residual, d_weight, d_sum, d_out, rng);
-    cudaMemcpy(sum.data(), d_sum, n * sizeof sum[0], cudaMemcpyDeviceToHost);
-    if (cudaMemcpy(out.data(), d_out, n * sizeof out[0], cudaMemcpyDeviceToHost) != cudaSuccess) return 1;
-    cudaFree(device);
+    if (cudaGetLastError() || cudaMemcpy(sum.data(), d_sum, n * sizeof sum[0], cudaMemcpyDeviceToHost) ||
+        cudaMemcpy(out.data(), d_out, n * sizeof out[0], cudaMemcpyDeviceToHost) || cudaFree(device))
+        return 1;
 
     // The same in double, with the mask of the C launcher: dropout is a function of seed, offset and element.
     if (kf_cpu_dropout_f32(ones.data(), mask.data(), n, 0.25f, 42, 7) != KF_SUCCESS) return 1;

@@ -57,9 +57,10 @@ int main(int count, char **words)
         return 1;
     float *const d_x = (float *)memory, *const d_y = d_x + N, *const d_out = d_y + N, *const d_row = d_out + N,
                  *const d_sums = d_row + COLS;
-    cuMemcpyHtoD((CUdeviceptr)d_x, x.data(), N * sizeof x[0]);
-    cuMemcpyHtoD((CUdeviceptr)d_y, y.data(), N * sizeof y[0]);
-    cuMemcpyHtoD((CUdeviceptr)d_row, row.data(), COLS * sizeof row[0]);
+    if (!scratch || cuMemcpyHtoD((CUdeviceptr)d_x, x.data(), N * sizeof x[0]) != CUDA_SUCCESS ||
+        cuMemcpyHtoD((CUdeviceptr)d_y, y.data(), N * sizeof y[0]) != CUDA_SUCCESS ||
+        cuMemcpyHtoD((CUdeviceptr)d_row, row.data(), COLS * sizeof row[0]) != CUDA_SUCCESS)
+        return 1;
 
     int wrong = check("kf_add_relu_f32", kf_add_relu_f32(d_x, d_y, d_out, N, nullptr),
                       kf_cpu_add_relu_f32(x.data(), y.data(), out.data(), N), d_out, out);

@@ -23,8 +23,9 @@ int main(void)
         cosine[i] = (float)cos(angle);
         sine[i] = (float)sin(angle);
     }
-    if (kf_cpu_embedding_f32(table, token, x, TOKENS, COLS, VOCAB, PADDING, 1) != KF_SUCCESS) return 1;
-    if (kf_cpu_rope_f32(x, cosine, sine, position, turned, TOKENS, HEADS, DIM, PAIRS, TOKENS) != KF_SUCCESS) return 1;
+    if (kf_cpu_embedding_f32(table, token, x, TOKENS, COLS, VOCAB, PADDING, 1) != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
+    if (kf_cpu_rope_f32(x, cosine, sine, position, turned, TOKENS, HEADS, DIM, PAIRS, TOKENS) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1;
 
     const size_t bytes = kf_cpu_embedding_bwd_f32_workspace_bytes(TOKENS, COLS, VOCAB);
     void *workspace = aligned_alloc(256, bytes);
@@ -32,7 +33,7 @@ int main(void)
     for (int batch = 0; batch < 2; ++batch) /* the first does not read dtable, the second adds to it */
         if (kf_cpu_embedding_bwd_f32(NULL, token, dout, dtable, TOKENS, COLS, VOCAB, PADDING, 1, (float)batch, workspace, bytes) !=
             KF_SUCCESS)
-            return 1;
+            return puts(kf_get_last_error_detail()), 1;
     free(workspace);
     for (int v = 0; v < VOCAB; ++v) printf("%g ", dtable[v * COLS]);
     printf("of each token; token %d: %s; turned %.4f %.4f\n", VOCAB, isnan(x[5 * COLS]) ? "NaN" : "a number", turned[COLS],

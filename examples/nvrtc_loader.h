@@ -58,10 +58,10 @@ struct nvrtc_loader {
         const char *lowered = nullptr;
         size_t size = 0;
         CUmodule module = nullptr;
-        nvrtcGetLoweredName(program, name, &lowered);
-        nvrtcGetCUBINSize(program, &size);
+        if (nvrtcGetLoweredName(program, name, &lowered) != NVRTC_SUCCESS || nvrtcGetCUBINSize(program, &size) != NVRTC_SUCCESS)
+            return CUDA_ERROR_UNKNOWN;
         std::vector<char> cubin(size);
-        nvrtcGetCUBIN(program, cubin.data());
+        if (nvrtcGetCUBIN(program, cubin.data()) != NVRTC_SUCCESS) return CUDA_ERROR_UNKNOWN;
         const CUresult status = cuModuleLoadData(&module, cubin.data());
         return status == CUDA_SUCCESS ? cuModuleGetFunction(function, module, lowered) : status;
     }

@@ -51,7 +51,10 @@ static kf_context_t *context_of(const torch::Device &device)
 // A view of the tensor's memory, which must outlive it. A lazy conjugate or negative is none: resolve_conj(), resolve_neg().
 static kf::Tensor tensor_from_torch(kf_context_t *ctx, const torch::Tensor &t)
 {
-    const kf_tensor_desc_t desc = {t.sizes().data(), t.strides().data(), static_cast<int32_t>(t.dim()), dtype_of(t), 0, 0};
+    TORCH_CHECK(t.is_cuda() || t.is_cpu(), "kf has no tensors of ", t.device());
+    const int type = t.is_cuda() ? KF_DEVICE_CUDA : KF_DEVICE_CPU; // refused where it is not the context's
+    const int32_t number = t.is_cuda() ? t.device().index() : 0;
+    const kf_tensor_desc_t desc = {t.sizes().data(), t.strides().data(), static_cast<int32_t>(t.dim()), dtype_of(t), type, number};
     const kf_memory_desc_t memory = {t.data_ptr(), 0, 0}; // stays PyTorch's
     kf::Tensor made(ctx, memory, desc);
     TORCH_CHECK(made, kf_get_last_error_detail());

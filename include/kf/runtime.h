@@ -65,7 +65,7 @@ typedef struct kf_memory_desc_t {
     int32_t owns_memory; /* 1: free() it (cudaFree() on a GPU) with the last tensor that refers to it */
 } kf_memory_desc_t;
 
-/* ---- contexts: a device, its pool, its default stream. Tensors, streams and events keep theirs alive, so that all of them may be
+/* ---- contexts: a device, its pool, its default stream. Tensors, streams, events and plans keep theirs, so that all of them may be
    destroyed in any order. device: -1 is the CPU, 0 and more CUDA's numbers. The default stream of a GPU is CUDA's own, 0. */
 kf_context_t *kf_context_create_abi(int device, int abi);
 static inline kf_context_t *kf_context_create(int device) { return kf_context_create_abi(device, KF_RUNTIME_ABI); }
@@ -99,7 +99,7 @@ kf_tensor_t *kf_tensor_broadcast_to(kf_tensor_t *tensor, const int64_t *shape, i
    towards zero, held within their range, NaN as 0. The two may be of two contexts; stream: of the one on a GPU, or of either. */
 kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t *stream);
 /* DLPack 1.x. From: takes the memory over, and calls its deleter with the last tensor that refers to it; NULL leaves it to the caller.
-   To: the caller's deleter call ends it; read_only is kept. */
+   To: the caller's deleter call ends it; read_only is kept, and said of tensors whose elements share an address. */
 kf_tensor_t *kf_tensor_from_dlpack(kf_context_t *ctx, struct DLManagedTensorVersioned *managed);
 struct DLManagedTensorVersioned *kf_tensor_to_dlpack(kf_tensor_t *tensor);
 
@@ -163,13 +163,14 @@ const kf_op_t *kf_op_at(int index); /* of 0 to kf_op_count() - 1 */
 kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info);
 kf_result_t kf_op_call(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments, kf_stream_t *stream);
 /* A plan has checked and chosen all but addresses, once: for tensors of the shapes and strides of `arguments`, whose numbers it keeps.
-   pointers: as the tensors, NULL where there was none; the launcher checks them. Many threads may run one plan. */
+   pointers: as the tensors, NULL where there was none; the launcher checks them. Many threads may run one plan. Of tensors it knows
+   their addresses alone: they are to live until the stream is done. */
 kf_plan_t *kf_plan_create(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments);
 kf_result_t kf_plan_run(const kf_plan_t *plan, void *const *pointers, kf_stream_t *stream);
 kf_result_t kf_plan_destroy(kf_plan_t *plan);
 
 /* ---- the context's pool, for many threads at once. Memory lies at a multiple of 256 bytes. What is deallocated on a stream is handed
-   out again once what that stream was given before is done. */
+   out again once what that stream was given before is done. It keeps no context: deallocate it before kf_context_destroy. */
 typedef struct kf_pool_stats_t {
     size_t in_use, reserved, peak; /* bytes: of living allocations, rounded; of the device, living or kept; the most that was in use */
     size_t hits;                   /* allocations that took nothing from the device */
@@ -184,8 +185,9 @@ kf_result_t kf_pool_get_stats(kf_context_t *ctx, kf_pool_stats_t *stats);
 }
 #endif
 
-#ifdef KF_RUNTIME_IMPLEMENTATION
-#include "kf/runtime/implementation.h"
 #endif
 
+/* Outside of the guard: a file may have had the declarations before, by another header. */
+#ifdef KF_RUNTIME_IMPLEMENTATION
+#include "kf/runtime/implementation.h"
 #endif

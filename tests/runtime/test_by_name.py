@@ -120,7 +120,27 @@ def test_a_plan_that_takes_blocks(ops, ctx):
     before = room.copy()
     assert ops.fails(ops.plan_run(plan, pointers(x, None, room), None), "ERROR_NULL_POINTER", "kf_cpu_add_f32: b is NULL")
     assert np.array_equal(room, before)
+    odd = (ctypes.c_void_p * 3)(x.ctypes.data, x.ctypes.data, room.ctypes.data + 2)
+    assert ops.fails(ops.plan_run(plan, odd, None), "ERROR_MISALIGNED", "kf_plan_run: out is 0x", "expected a multiple of 4")
+    assert ops.pool_set_cap(ctx, 1) == 0
+    code = ops.plan_run(plan, pointers(x, x, room), None)
+    assert ops.fails(code, "ERROR_OUT_OF_MEMORY", "kf_fused_add_activation: bytes is", "the pool's cap of 1")
+    assert ops.pool_set_cap(ctx, 0) == 0 and np.array_equal(room, before)
     ops.destroy(("plan", plan), *(("tensor", h) for h in handles.values()))
+
+
+def test_a_plan_outlives_its_context(ops):
+    """One that takes memory of the pool, as one that takes none."""
+    f, x, room = of("add_{act}"), np.arange(12, dtype=np.float32), np.zeros(24, np.float32)
+    for out in (room[::2], room[:12]):
+        ctx = ops.context()
+        handles = {"a": ops.over(ctx, x, 0), "b": ops.over(ctx, x, 0), "out": ops.over(ctx, out, 0)}
+        arguments = ops.arguments(f, handles, {}, (0, 0), 0.0, None, None)
+        plan = ops.plan_create(ctx, ops.lookup(f), ctypes.addressof(arguments))
+        ops.destroy(("context", ctx), *(("tensor", h) for h in handles.values()))
+        assert ops.plan_run(plan, pointers(x, x, room), None) == 0, ops.detail
+        assert np.array_equal(out, 2 * x)
+        ops.destroy(("plan", plan))
 
 
 def test_sizes_that_several_tensors_say(ops, ctx):

@@ -58,6 +58,21 @@ def test_two_headers_in_two_files(headers, compiler, tmp_path):
     assert said == "0 2 0 4 0 1.1239 -1.1239 8\n"
 
 
+def test_definitions_after_declarations(headers, tmp_path):
+    """A file that has the declarations already, by a header of the program's own, and asks for the definitions then: of one header and of all."""
+    for name in ("add", "all"):
+        text = f"#include <kf/runtime/{name}.h>\n#define KF_RUNTIME_IMPLEMENTATION\n" + 2 * f"#include <kf/runtime/{name}.h>\n"
+        (tmp_path / "one.c").write_text(text)
+        include = [f"-I{headers}", *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d))]
+        subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *include, "-c", tmp_path / "one.c", "-o", tmp_path / "one.o"], check=True)
+        names = subprocess.run(["nm", "--defined-only", tmp_path / "one.o"], capture_output=True, text=True, check=True).stdout
+        assert {"kf_context_create_abi", "kf_fused_add_activation_with"} <= set(names.split())
+    # R: lld's --gc-sections must not throw away the list by which functions are found by name.
+    sections = subprocess.run(["readelf", "-SW", tmp_path / "one.o"], capture_output=True, text=True, check=True).stdout
+    kept = [line.split() for line in sections.splitlines() if " kf_rt_ops " in line]
+    assert kept and all("R" in words[words.index("PROGBITS") + 5] for words in kept), sections
+
+
 def test_every_op_has_a_header():
     """What one header for all has, each once, and all.h has them all; no name is one of kf's own headers."""
     everything = kflib.manifest()

@@ -64,6 +64,16 @@ def test_a_stream(ops, ctx):
     assert np.array_equal(out, 2 * x)
 
 
+def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
+    """Over a dimension without elements: a result that lies in no launcher's way has its own elements, and what lies between them stays."""
+    f = next(f for f in FUNCTIONS if f["op"] == "matmul_nt" and not f["bwd"])
+    room = np.full((3, 8), 7, np.float32)
+    handles = {"a": ops.create(ctx, (3, 0)), "b": ops.create(ctx, (4, 0)), "out": ops.over(ctx, room[:, ::2], 0)}
+    assert ops.call(ctx, f, handles, 0, {"alpha": 1.0, "beta": 0.0}) == 0, ops.detail
+    assert not room[:, ::2].any() and (room[:, 1::2] == 7).all(), room
+    ops.destroy(*(("tensor", h) for h in handles.values()))
+
+
 def test_the_cpu_beside_it(ops):
     """One library has both, and says of each function for which device it is there."""
     f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and not f["bwd"])

@@ -2,9 +2,12 @@
 """Wrong calls: each is refused with a code and a message that names function, argument, what it got and what it expected."""
 
 import ctypes
+import re
 
+import kflib
 import pytest
 import runtime_api
+from kfgen import runtime
 from runtime_api import CUDA, F32, Memory, StreamConfig, prototypes
 
 HANDLES = {"kf_context_t *": "context", "kf_tensor_t *": "tensor", "kf_stream_t *": "stream", "kf_event_t *": "event"}
@@ -74,6 +77,13 @@ def test_wrong_descriptions(api, ctx, change, code, words):
     memory = Memory(4096, 0, 0)
     assert api.fails(api.tensor_create(ctx, ctypes.byref(d)), code, "kf_tensor_create: ", *words)
     assert api.fails(api.tensor_create_from_memory(ctx, ctypes.byref(memory), ctypes.byref(d)), code, "kf_tensor_create_from_memory: ", *words)
+
+
+def test_long_names_are_whole(api):
+    """The longest of a function, and of what it says of an argument."""
+    long = max((f.name for f in runtime.functions(kflib.manifest())), key=len)
+    text = (kflib.ROOT / "include/kf/runtime/state.h").read_text()
+    assert len(long) <= int(re.search(r'"%\.(\d+)s: %\.32s %s"', text)[1])
 
 
 def test_wrong_memory(api, ctx):

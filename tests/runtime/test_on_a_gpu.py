@@ -120,9 +120,54 @@ def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
     gpu.destroy(*([] if gone else order), *(("tensor", target) for target in targets), ("context", cpu), *kept)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("streams", [0, 1, 3, 6])
+def test_memory_waits_for_another_device(gpu, ctx, streams, gone):
+    """A tensor destroyed while the other GPU's streams (0: its default one) copy from it: its own GPU waits for them before memory is freed."""
+    other, x = gpu.context(0), np.arange(6, dtype=np.float32)
+    t, kept = on_gpu(gpu, ctx, x)
+    assert gpu.context_synchronize(ctx) == 0
+    made = [gpu.stream_create(other, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(streams)]
+    targets = [gpu.create(other, (6,)) for _ in made or [None]]
+    for target, stream in zip(targets, made or [None]):
+        assert gpu.tensor_copy(target, t, stream) == 0, gpu.detail
+    order = [("stream", s) for s in made]
+    gpu.destroy(*(order if gone else []), ("tensor", t))
+    assert gpu.context_synchronize(ctx) == 0 and gpu.context_synchronize(other) == 0
+    cpu, back = gpu.context(), np.zeros(6, np.float32)
+    seen = gpu.over(cpu, back, F32)
+    for target in targets:
+        assert gpu.tensor_copy(seen, target, None) == 0 and gpu.context_synchronize(other) == 0 and np.array_equal(back, x)
+    gpu.destroy(*([] if gone else order), *(("tensor", t) for t in (*targets, seen)), ("context", cpu), ("context", other), *kept)
+
+
+@pytest.mark.parametrize("streams", [0, 1, 6])
+def test_memory_of_the_cpu_waits_for_a_gpu(gpu, ctx, streams):
+    """What a CPU's pool hands out again, once GPUs have read it; the program's own memory nobody waits for."""
+    cpu, back = gpu.context(), np.zeros(6, np.float32)
+    made = [gpu.stream_create(ctx, None) for _ in range(streams)]
+    targets, seen = [gpu.create(ctx, (6,)) for _ in made or [None]], gpu.over(cpu, back, F32)
+    source = gpu.create(cpu, (6,))
+    gpu.array(source)[...] = 7
+    for target, stream in zip(targets, made or [None]):
+        assert gpu.tensor_copy(target, source, stream) == 0, gpu.detail
+    gpu.destroy(("tensor", source))
+    again = gpu.create(cpu, (6,))
+    gpu.array(again)[...] = 0
+    for target in targets:
+        assert gpu.tensor_copy(seen, target, None) == 0 and gpu.context_synchronize(ctx) == 0 and (back == 7).all()
+    assert gpu.tensor_copy(targets[0], seen, None) == 0
+    gpu.fake.fake_clear()
+    gpu.destroy(("tensor", seen))
+    assert "Synchronize" not in gpu.log()
+    gpu.destroy(*(("stream", s) for s in made), *(("tensor", t) for t in (*targets, again)), ("context", cpu))
+    assert gpu.context_synchronize(ctx) == 0
+
+
 def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     """One that is made where another one was, whose stream is not through: a stream that does not wait for the default one by itself has its first
-    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not."""
+    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not; and nothing for
+    one that was wrapped."""
     a, b = (gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(2))
     x, back, cpu = np.arange(6, dtype=np.float32), np.zeros(6, np.float32), gpu.context()
     first, kept = on_gpu(gpu, ctx, x, a)
@@ -133,6 +178,9 @@ def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     gpu.fake.fake_capture(1)
     gpu.fake.fake_clear()
     assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
+    wrapped = gpu.stream_wrap(ctx, gpu.stream_native(b))
+    gpu.destroy(("stream", wrapped))
+    assert "cudaStreamWaitEvent" not in gpu.log()
     gpu.fake.fake_capture(0)
     assert gpu.tensor_copy(later, source, b) == 0 and not back.any()
     assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
@@ -219,7 +267,12 @@ def everything(api, check):
 
 
 def test_every_call_of_cuda_that_fails_is_said(gpu):
-    """Each in turn: exactly one function says so and names the call; unless it only tidies up."""
+    """Each in turn: exactly one function says so and names the call, and keeps no memory; unless it only tidies up."""
+    def left():
+        """Allocations that are there when all is done."""
+        assert gpu.fake.cudaSetDevice(1) == gpu.fake.cudaDeviceSynchronize() == gpu.fake.cudaSetDevice(0) == 0
+        return gpu.fake.fake_living()
+
     gpu.fake.fake_clear()
     everything(gpu, lambda found: found)
     calls = gpu.log().split()
@@ -233,9 +286,11 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
             if found is None or 0 < found < 15:
                 said.append(gpu.detail)
             return found
+        before = left()
         gpu.fake.fake_fail(i + 1)
         everything(gpu, check)
         gpu.fake.fake_fail(0)
+        assert left() == before + (call == "cudaFreeAsync"), (i, call)
         assert any(f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said) != (call in quiet), (i, call, said)
 
 

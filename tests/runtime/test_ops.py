@@ -231,6 +231,37 @@ def test_products_that_are_added(ops, ctx):
             ops.destroy(*(("tensor", h) for h in handles.values()))
 
 
+def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
+    """Over a dimension without elements: a result that lies in no launcher's way has its own elements, and what lies between them stays."""
+    for f, shapes, scalars, axis in ((of("matmul_tn"), {"a": (0, 3), "b": (0, 4)}, {"alpha": 1.0, "beta": 0.0}, None),
+                                     (of("sum"), {"x": (3, 0, 4)}, {}, 1)):
+        room = np.full((3, 8), 7, np.float32)
+        handles = over(ops, ctx, out=room[:, ::2]) | {n: ops.create(ctx, s) for n, s in shapes.items()}
+        assert ops.call(ctx, f, handles, 0, scalars, dim=axis) == 0, ops.detail
+        assert not room[:, ::2].any() and (room[:, 1::2] == 7).all(), room
+        ops.destroy(*(("tensor", h) for h in handles.values()))
+
+
+def test_more_elements_than_a_tensor_has(ops, ctx):
+    """What small tensors broadcast to, or are factors of: no overflow on the way to the message."""
+    def large(*shape):
+        handles.append(ops.tensor_broadcast_to(one, (ctypes.c_int64 * len(shape))(*shape), len(shape)))
+        return handles[-1]
+
+    one = ops.create(ctx, ())
+    handles = [one, ops.create(ctx, (3, 4)), ops.create(ctx, (3, 4, 4))]
+    column, row, small, batch = large(2**40, 1), large(1, 2**40), *handles[1:3]
+    wrong = ops.call(ctx, of("add_{act}"), {"a": column, "b": row, "out": small}, 0, {})
+    assert ops.fails(wrong, "ERROR_SHAPE", f"out is [3, 4], expected [{2**40}, {2**40}]")
+    gradients = {"a": column, "b": row, "out": None, "dout": one, "da": None, "db": None}
+    wrong = ops.call(ctx, of("add_{act}", bwd=True), gradients, 0, {})
+    assert ops.fails(wrong, "ERROR_INVALID_SIZE", f"kf_fused_add_activation_bwd: dout makes [{2**40}, {2**40}] of all, expected at most 2^58")
+    factors = {"a": large(2**20, 2**18, 2**20), "b": large(2**20, 2**18, 2**20), "out": batch}
+    wrong = ops.call(ctx, of("matmul_tn"), factors, 0, {"alpha": 1.0, "beta": 0.0})
+    assert ops.fails(wrong, "ERROR_SHAPE", f"out is [3, 4, 4], expected [{2**20}, {2**20}, {2**20}]")
+    ops.destroy(*(("tensor", t) for t in handles))
+
+
 def test_two_weights_in_one(ops, ctx):
     """Twice as many columns, which must be an even number."""
     rng = np.random.default_rng(7)

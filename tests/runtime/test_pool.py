@@ -90,7 +90,10 @@ def test_read_only_memory(api, ctx):
     assert api.tensor_copy(y, t, None) == 0 and np.array_equal(api.array(y), x)
     assert api.fails(api.tensor_copy(t, y, None), "ERROR_INVALID_VALUE", "to is read-only memory of DLPack")
     assert not np.from_dlpack(Lent(api.tensor_to_dlpack(t))).flags.writeable
-    api.destroy(("tensor", t), ("tensor", y))
+    row = api.tensor_broadcast_to(y, (ctypes.c_int64 * 2)(3, 6), 2)  # which kf writes nothing to, either
+    for tensor, may_write in ((row, False), (y, True)):
+        assert np.from_dlpack(Lent(api.tensor_to_dlpack(tensor))).flags.writeable == may_write
+    api.destroy(("tensor", t), ("tensor", y), ("tensor", row))
 
 
 @pytest.mark.parametrize(("change", "code", "words"), [

@@ -42,6 +42,7 @@ static std::vector<CUstream_st *> streams;
 extern "C" {
 // For the test: how many pools live, what was called, and the call that is to fail (its number from now, 0: none).
 int fake_pools() { return pools; }
+size_t fake_living() { return living.size(); } // allocations
 int fake_current() { return current; }
 const char *fake_log() { return log_.c_str(); }
 void fake_clear() { log_.clear(); }
@@ -116,7 +117,11 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *)
     CALLED;
     return cudaSuccess;
 }
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t p, cudaMemPoolAttr, void *v) { return *(uint64_t *)v = p->reserved, cudaSuccess; }
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t p, cudaMemPoolAttr, void *v)
+{
+    CALLED;
+    return *(uint64_t *)v = p->reserved, cudaSuccess;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t p, size_t)
 {
     CALLED;

@@ -103,7 +103,7 @@ static kf_result_t kfi_rt_run_apart(const kfi_rt_call *c, kfi_rt_made *m)
         result = kfi_rt_run_apart_block(c, m, &g, &b, turned, &room);
         more = kfi_rt_next_block(&g, &b);
     }
-    if (room.all) (void)kf_pool_deallocate(c->ctx, room.all, c->stream);
+    if (room.all) (void)kfi_rt_give_back(c->op->name, c->ctx, room.all, c->stream);
     return result;
 }
 #endif

@@ -33,6 +33,8 @@ static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
 }
 /* Whether an operand has the dimensions that are cut: else it is the same for all blocks. */
 static int kfi_rt_is_cut(const kfi_rt_op *op, int k) { return op->any_order || op->operands[k].extent[0] == op->batch; }
+/* How many dimensions of the elements are cut: the first ones. */
+static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_made *m) { return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]); }
 /* Neighbours that all tensors go over as one are one. */
 static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
 {
@@ -60,7 +62,7 @@ static int kfi_rt_first_output(const kfi_rt_call *c)
 static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, int by)
 {
     const kfi_rt_op *const op = c->op;
-    const int count = op->operand_count, cut = op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
+    const int count = op->operand_count, cut = kfi_rt_cut(op, m);
     kfi_rt_grid g;
     memset(&g, 0, sizeof g);
     g.widest = 1;
@@ -127,7 +129,11 @@ static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_
     kfi_rt_join_dimensions(dense_and_own);
     return at;
 }
-static int kfi_rt_lies_dense(const kfi_rt_pair *p) { return p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1); }
+/* Or has nothing, as the factors of a product over a dimension of 0 do. */
+static int kfi_rt_lies_dense(const kfi_rt_pair *p)
+{
+    return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) || !kfi_rt_product(p->size, 0, p->ndim);
+}
 
 /* Memory of the pool for what does not lie dense: of each operand a part of its own, and the launcher's workspace. moved: a bit for each
    operand that it is for. */
@@ -157,8 +163,8 @@ static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const 
         const int64_t elements = g->elements[k] * (kfi_rt_is_cut(c->op, k) ? sizes[0] : 1);
         bytes += ((size_t)elements * kfi_rt_width(c->tensors[k]->dtype) + 255) / 256 * 256;
     }
-    room->all = kf_pool_allocate(c->ctx, bytes, c->stream);
-    if (!room->all) return KF_ERROR_OUT_OF_MEMORY;
+    const kf_result_t result = kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room->all);
+    if (result != KF_SUCCESS) return result;
     room->workspace = (char *)room->all;
     for (int k = 0; k < c->op->operand_count; ++k) room->of[k] = room->workspace + at[k];
     return KF_SUCCESS;
@@ -226,7 +232,7 @@ static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
         result = kfi_rt_run_block(c, m, &g, &b, &room);
         more = kfi_rt_next_block(&g, &b);
     }
-    (void)kf_pool_deallocate(c->ctx, room.all, c->stream);
+    (void)kfi_rt_give_back(c->op->name, c->ctx, room.all, c->stream);
     return result;
 }
 

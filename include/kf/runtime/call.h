@@ -38,9 +38,9 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 /* Whether a call can be made for some indices of its batch at a time. */
 static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_made *m)
 {
-    int64_t elements = 1;
-    for (int d = op->batch < 0 ? 0 : kfi_rt_end(m, op->size[op->batch]); d < m->ndim; ++d) elements *= m->shape[d];
-    return op->batch >= 0 && elements <= KFI_RT_WIDEST;
+    if (op->batch < 0) return 0;
+    const int64_t elements = kfi_rt_product(m->shape, kfi_rt_cut(op, m), m->ndim);
+    return elements >= 0 && elements <= KFI_RT_WIDEST;
 }
 /* Checks a call and finds what it is made of. */
 static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
@@ -75,9 +75,9 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
     if (!m->in_blocks) return kfi_rt_run_whole(c, m);
     const kf_result_t result = kfi_rt_check_blocks(c);
     if (result != KF_SUCCESS) return result;
-    int64_t elements = 1; /* of none the launcher knows what to do, whichever way they lie */
-    for (int i = 0; i < m->ndim; ++i) elements *= m->shape[i];
-    if (!elements) return kfi_rt_run_whole(c, m);
+    /* All that is written has the dimensions that are cut: without an index there the launcher, which looks at the arguments, writes
+     * nothing. */
+    if (!kfi_rt_product(m->shape, 0, kfi_rt_cut(c->op, m))) return kfi_rt_run_whole(c, m);
 #ifdef KFI_RT_KERNELS
     if (kfi_rt_has_apart(c, m)) return kfi_rt_run_apart(c, m);
 #endif
@@ -91,7 +91,7 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
     if (result != KF_SUCCESS) return result;
     result = kfi_rt_carry_out(c, &m); /* which may fail after a part of it was launched */
     for (int i = 0; i < c->op->operand_count; ++i)
-        if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->stream);
+        if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->ctx, c->stream);
     return result;
 }
 

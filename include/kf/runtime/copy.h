@@ -40,7 +40,8 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
     const int to_gpu = to->object.ctx->device->type == KF_DEVICE_CUDA, from_gpu = from->object.ctx->device->type == KF_DEVICE_CUDA;
     const int of_from =
         to_gpu == from_gpu ? stream && stream->object.kind == KFI_RT_STREAM && stream->object.ctx == from->object.ctx : from_gpu;
-    result = kfi_rt_check_stream(function, of_from ? from->object.ctx : to->object.ctx, stream);
+    kf_context_t *const ctx = of_from ? from->object.ctx : to->object.ctx;
+    result = kfi_rt_check_stream(function, ctx, stream);
     if (result != KF_SUCCESS || !to->count || kfi_rt_same_view(to, from)) return result;
     result = kfi_rt_follow(function, to->object.ctx, stream);
     if (result == KF_SUCCESS && from->object.ctx != to->object.ctx) result = kfi_rt_follow(function, from->object.ctx, stream);
@@ -52,8 +53,8 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
 #endif
     } else
         kfi_rt_copy_host(to->data, to->dtype, from->data, from->dtype, &pair);
-    kfi_rt_use(to, stream); /* after an error too: a part may have been launched */
-    kfi_rt_use(from, stream);
+    kfi_rt_use(to, ctx, stream); /* after an error too: a part may have been launched */
+    kfi_rt_use(from, ctx, stream);
     return result;
 }
 

@@ -122,6 +122,10 @@ static kf_result_t kfi_rt_cpu_follow(const char *function, const kf_context_t *c
 {
     return (void)function, (void)ctx, (void)stream, *follows = 1, KF_SUCCESS;
 }
+static kf_result_t kfi_rt_cpu_is_captured(const char *function, const kf_stream_t *stream, int *is_captured)
+{
+    return (void)function, (void)stream, *is_captured = 0, KF_SUCCESS;
+}
 static kf_result_t kfi_rt_cpu_event(const char *function, kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
 static void kfi_rt_cpu_event_destroy(kf_event_t *event) { (void)event; }
 static kf_result_t kfi_rt_cpu_record(const char *function, kf_event_t *event, const kf_stream_t *stream)
@@ -151,11 +155,14 @@ static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx
 static int kfi_rt_cpu_make_current(const kf_context_t *ctx) { return (void)ctx, 0; }
 static void kfi_rt_cpu_restore(int before) { (void)before; }
 
-static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,           kfi_rt_cpu_open,    kfi_rt_cpu_close,          kfi_rt_cpu_info,
-                                         kfi_rt_cpu_make_current, kfi_rt_cpu_restore, kfi_rt_cpu_round,          kfi_rt_cpu_allocate,
-                                         kfi_rt_cpu_release,      kfi_rt_cpu_clear,   kfi_rt_cpu_count,          kfi_rt_cpu_free,
-                                         kfi_rt_cpu_move,         kfi_rt_cpu_stream,  kfi_rt_cpu_stream_destroy, kfi_rt_cpu_synchronize,
-                                         kfi_rt_cpu_wait,         kfi_rt_cpu_follow,  kfi_rt_cpu_event,          kfi_rt_cpu_event_destroy,
-                                         kfi_rt_cpu_record,       kfi_rt_cpu_query,   kfi_rt_cpu_event_wait,     kfi_rt_cpu_elapsed};
+static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,          kfi_rt_cpu_open,         kfi_rt_cpu_close,
+                                         kfi_rt_cpu_info,        kfi_rt_cpu_make_current, kfi_rt_cpu_restore,
+                                         kfi_rt_cpu_round,       kfi_rt_cpu_allocate,     kfi_rt_cpu_release,
+                                         kfi_rt_cpu_clear,       kfi_rt_cpu_count,        kfi_rt_cpu_free,
+                                         kfi_rt_cpu_move,        kfi_rt_cpu_stream,       kfi_rt_cpu_stream_destroy,
+                                         kfi_rt_cpu_synchronize, kfi_rt_cpu_wait,         kfi_rt_cpu_follow,
+                                         kfi_rt_cpu_is_captured, kfi_rt_cpu_event,        kfi_rt_cpu_event_destroy,
+                                         kfi_rt_cpu_record,      kfi_rt_cpu_query,        kfi_rt_cpu_event_wait,
+                                         kfi_rt_cpu_elapsed};
 
 #endif

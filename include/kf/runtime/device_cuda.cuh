@@ -49,8 +49,13 @@ static kf_result_t kfi_rt_cuda_allocate(const char *function, kf_context_t *ctx,
     const size_t before = ctx->stats.reserved;
     kf_result_t result = kfi_rt_cuda_status(function, "cudaMallocFromPoolAsync",
                                             cudaMallocFromPoolAsync(found, bytes, (cudaMemPool_t)ctx->native, kfi_rt_native(stream)));
-    if (result == KF_SUCCESS) result = kfi_rt_cuda_count(function, ctx);
-    if (result == KF_SUCCESS && ctx->stats.reserved <= before) ++ctx->stats.hits;
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_cuda_count(function, ctx);
+    if (result != KF_SUCCESS) {
+        (void)cudaFreeAsync(*found, kfi_rt_native(stream));
+        *found = nullptr;
+    } else if (ctx->stats.reserved <= before)
+        ++ctx->stats.hits;
     return result;
 }
 static kf_result_t kfi_rt_cuda_release(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream)
@@ -169,13 +174,21 @@ static kf_result_t kfi_rt_cuda_record(const char *function, kf_event_t *event, c
     const kfi_rt_current current(event->object.ctx);
     return kfi_rt_cuda_status(function, "cudaEventRecord", cudaEventRecord((cudaEvent_t)event->native, kfi_rt_native(stream)));
 }
+static kf_result_t kfi_rt_cuda_is_captured(const char *function, const kf_stream_t *stream, int *is_captured)
+{
+    const kfi_rt_current current(stream->object.ctx);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const cudaError_t status = stream->native ? cudaStreamIsCapturing(stream->native, &capture) : cudaSuccess;
+    *is_captured = capture != cudaStreamCaptureStatusNone;
+    return kfi_rt_cuda_status(function, "cudaStreamIsCapturing", status);
+}
 static kf_result_t kfi_rt_cuda_follow(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows)
 {
     kf_event_t event = {{KFI_RT_EVENT, const_cast<kf_context_t *>(ctx), nullptr}, 0, nullptr, 0};
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    int is_captured = 0;
     if (!stream->native) return *follows = 1, KF_SUCCESS; // the default stream itself
-    kf_result_t result = kfi_rt_cuda_status(function, "cudaStreamIsCapturing", cudaStreamIsCapturing(stream->native, &capture));
-    if (result != KF_SUCCESS || capture != cudaStreamCaptureStatusNone) return result;
+    kf_result_t result = kfi_rt_cuda_is_captured(function, stream, &is_captured);
+    if (result != KF_SUCCESS || is_captured) return result;
     result = kfi_rt_cuda_event(function, &event);
     if (result != KF_SUCCESS) return result;
     result = kfi_rt_cuda_record(function, &event, nullptr);
@@ -209,11 +222,14 @@ static kf_result_t kfi_rt_cuda_elapsed(const char *function, const kf_event_t *b
     return kfi_rt_cuda_status(function, "cudaEventElapsedTime", status);
 }
 
-static const kfi_rt_device kfi_rt_cuda = {
-    KF_DEVICE_CUDA,          kfi_rt_cuda_open,  kfi_rt_cuda_close,      kfi_rt_cuda_info,    kfi_rt_cuda_make_current,
-    kfi_rt_cuda_restore,     kfi_rt_cuda_round, kfi_rt_cuda_allocate,   kfi_rt_cuda_release, kfi_rt_cuda_clear,
-    kfi_rt_cuda_count,       kfi_rt_cuda_free,  kfi_rt_cuda_move,       kfi_rt_cuda_stream,  kfi_rt_cuda_stream_destroy,
-    kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,  kfi_rt_cuda_follow,     kfi_rt_cuda_event,   kfi_rt_cuda_event_destroy,
-    kfi_rt_cuda_record,      kfi_rt_cuda_query, kfi_rt_cuda_event_wait, kfi_rt_cuda_elapsed};
+static const kfi_rt_device kfi_rt_cuda = {KF_DEVICE_CUDA,          kfi_rt_cuda_open,         kfi_rt_cuda_close,
+                                          kfi_rt_cuda_info,        kfi_rt_cuda_make_current, kfi_rt_cuda_restore,
+                                          kfi_rt_cuda_round,       kfi_rt_cuda_allocate,     kfi_rt_cuda_release,
+                                          kfi_rt_cuda_clear,       kfi_rt_cuda_count,        kfi_rt_cuda_free,
+                                          kfi_rt_cuda_move,        kfi_rt_cuda_stream,       kfi_rt_cuda_stream_destroy,
+                                          kfi_rt_cuda_synchronize, kfi_rt_cuda_wait,         kfi_rt_cuda_follow,
+                                          kfi_rt_cuda_is_captured, kfi_rt_cuda_event,        kfi_rt_cuda_event_destroy,
+                                          kfi_rt_cuda_record,      kfi_rt_cuda_query,        kfi_rt_cuda_event_wait,
+                                          kfi_rt_cuda_elapsed};
 
 #endif

@@ -106,7 +106,7 @@ struct DLManagedTensorVersioned *kf_tensor_to_dlpack(kf_tensor_t *tensor)
     m->major = KFI_DL_MAJOR;
     m->manager = lent;
     m->deleter = kfi_rt_lent_delete;
-    m->flags = tensor->storage->read_only ? KFI_DL_READ_ONLY : 0;
+    m->flags = tensor->storage->read_only || tensor->repeats ? KFI_DL_READ_ONLY : 0;
     m->tensor.data = tensor->data;
     m->tensor.device_type = tensor->object.ctx->device->type;
     m->tensor.device_id = tensor->object.ctx->id;

@@ -28,10 +28,11 @@ static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     const size_t bytes = launcher->space ? launcher->space(m->n) : 0;
-    void *const room = bytes ? kf_pool_allocate(c->ctx, bytes, c->stream) : NULL;
-    if (bytes && !room) return KF_ERROR_OUT_OF_MEMORY;
-    const kf_result_t result = kfi_rt_launch(c, m, m->t, m->apart ? m->strides : NULL, room, bytes, 0);
-    if (room) (void)kf_pool_deallocate(c->ctx, room, c->stream);
+    void *room = NULL;
+    kf_result_t result = bytes ? kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room) : KF_SUCCESS;
+    if (result != KF_SUCCESS) return result;
+    result = kfi_rt_launch(c, m, m->t, m->apart ? m->strides : NULL, room, bytes, 0);
+    if (room) (void)kfi_rt_give_back(c->op->name, c->ctx, room, c->stream);
     return result;
 }
 

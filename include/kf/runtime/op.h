@@ -139,9 +139,19 @@ struct kfi_rt_op {
 #else
 #define KFI_RT_ON_CPU(...) {NULL, NULL, NULL}
 #endif
-/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. */
+/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. `retain`:
+   with --gc-sections lld throws away what only the section's bounds lead to; where the assembler does not know it, gcc would warn. */
+#define KFI_RT_KEPT used
+#ifdef __has_attribute
+#if __has_attribute(retain)
+#undef KFI_RT_KEPT
+#define KFI_RT_KEPT used, retain
+#endif
+#endif
 #define KFI_RT_LIST_OP(stem)                                                                                                               \
-    static const kfi_rt_op *const kfi_rt_listed_##stem __attribute__((section("kf_rt_ops"), used)) = &kfi_rt_op_##stem
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wattributes\"") static const kfi_rt_op *const kfi_rt_listed_##stem   \
+        __attribute__((section("kf_rt_ops"), KFI_RT_KEPT)) = &kfi_rt_op_##stem;                                                            \
+    _Pragma("GCC diagnostic pop")
 #ifdef __cplusplus
 extern "C" {
 #endif

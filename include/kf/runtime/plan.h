@@ -40,6 +40,10 @@ static kf_result_t kfi_rt_run_plan_in_blocks(const kf_plan_t *plan, kfi_rt_call 
         if (!tensors[i]) continue;
         shapes[i] = plan->shapes[i];
         shapes[i].data = (char *)pointers[i];
+        const size_t width = kfi_rt_width(shapes[i].dtype); /* what goes by way of dense memory the launcher does not see */
+        if ((uintptr_t)pointers[i] % width)
+            return kfi_rt_fail(KF_ERROR_MISALIGNED, "kf_plan_run", call->op->operands[i].name, "is %p, expected a multiple of %zu",
+                               pointers[i], width);
     }
     call->tensors = tensors;
     return kfi_rt_carry_out(call, made);

@@ -83,6 +83,22 @@ static kf_result_t kfi_rt_give(const char *function, kf_context_t *ctx, void *pt
     return KF_SUCCESS;
 }
 
+/* Memory for the time of a call, whose name a message has. The context may be destroyed: a plan keeps it. */
+static kf_result_t kfi_rt_borrow(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found)
+{
+    pthread_mutex_lock(&ctx->lock);
+    const kf_result_t result = kfi_rt_take(function, ctx, bytes, stream, found);
+    pthread_mutex_unlock(&ctx->lock);
+    return result;
+}
+static kf_result_t kfi_rt_give_back(const char *function, kf_context_t *ctx, void *ptr, const kf_stream_t *stream)
+{
+    pthread_mutex_lock(&ctx->lock);
+    const kf_result_t result = kfi_rt_give(function, ctx, ptr, stream);
+    pthread_mutex_unlock(&ctx->lock);
+    return result;
+}
+
 /* ---- public */
 
 #ifdef __cplusplus
@@ -95,21 +111,14 @@ void *kf_pool_allocate(kf_context_t *ctx, size_t bytes, kf_stream_t *stream)
     void *found = NULL;
     if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS || kfi_rt_check_stream(function, ctx, stream) != KF_SUCCESS)
         return NULL;
-    pthread_mutex_lock(&ctx->lock);
-    const kf_result_t result = kfi_rt_take(function, ctx, bytes, stream, &found);
-    pthread_mutex_unlock(&ctx->lock);
-    return result == KF_SUCCESS ? found : NULL;
+    return kfi_rt_borrow(function, ctx, bytes, stream, &found) == KF_SUCCESS ? found : NULL;
 }
 kf_result_t kf_pool_deallocate(kf_context_t *ctx, void *ptr, kf_stream_t *stream)
 {
     const char *const function = "kf_pool_deallocate";
     kf_result_t result = KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT);
     if (result == KF_SUCCESS) result = kfi_rt_check_stream(function, ctx, stream);
-    if (result != KF_SUCCESS || !ptr) return result;
-    pthread_mutex_lock(&ctx->lock);
-    result = kfi_rt_give(function, ctx, ptr, stream);
-    pthread_mutex_unlock(&ctx->lock);
-    return result;
+    return result == KF_SUCCESS && ptr ? kfi_rt_give_back(function, ctx, ptr, stream) : result;
 }
 kf_result_t kf_pool_clear(kf_context_t *ctx)
 {

@@ -124,6 +124,16 @@ static int kfi_rt_end(const kfi_rt_made *m, int what)
     default: return kfi_rt_begin(m, what) + 1;
     }
 }
+/* The product of dimensions [begin, end); -1: more than a tensor has, which those of several tensors may come to. */
+static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
+{
+    int64_t n = 1;
+    for (int d = begin; d < end; ++d)
+        if (!shape[d]) return 0;
+    for (int d = begin; d < end; n *= shape[d++])
+        if (n > KFI_RT_MOST / shape[d]) return -1;
+    return n;
+}
 /* The shape of an operand; returns how many dimensions. */
 static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o, int64_t *shape)
 {
@@ -257,11 +267,13 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
     const kfi_rt_op *const op = c->op;
     kf_result_t result = kfi_rt_read_shape(c, m);
     if (result != KF_SUCCESS) return result;
+    int fits = 1;
     for (int i = 0; i < op->size_count; ++i) {
         const int what = op->size[i];
-        m->n[i] = what == KFI_RT_GROUPS ? c->groups : 1;
-        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) m->n[i] *= m->shape[d];
-        if (op->refuses_empty && what == KFI_RT_AXIS && !m->n[i])
+        const int64_t n = kfi_rt_product(m->shape, kfi_rt_begin(m, what), kfi_rt_end(m, what));
+        m->n[i] = what == KFI_RT_GROUPS ? c->groups : n;
+        fits &= n >= 0;
+        if (op->refuses_empty && what == KFI_RT_AXIS && !n)
             return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim", "is %d of %s, expected a dimension with elements", c->dim,
                                kfi_rt_list(m->shape, m->ndim).text);
     }
@@ -276,7 +288,9 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
             return kfi_rt_fail(KF_ERROR_SHAPE, op->name, op->operands[i].name, "is %s, expected %s", kfi_rt_list(t->shape, t->ndim).text,
                                kfi_rt_list(shape, n).text);
     }
-    return KF_SUCCESS;
+    if (fits) return KF_SUCCESS;
+    return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name, "makes %s of all, expected at most 2^58 elements",
+                       kfi_rt_list(m->shape, m->ndim).text);
 }
 
 #endif

@@ -47,12 +47,16 @@ struct kf_context_t {
 enum { KFI_RT_FOREIGN, KFI_RT_OWNED, KFI_RT_POOLED, KFI_RT_DLPACK };
 #define KFI_RT_USERS 4
 typedef struct {
+    kf_context_t *ctx;
+    kf_stream_t *stream; /* of ctx; NULL: its default one */
+} kfi_rt_user;
+typedef struct {
     long refs;
     void *data;
     int owner, read_only;
-    void *managed;                 /* of DLPack */
-    kf_stream_t *by[KFI_RT_USERS]; /* streams beside the default one that were given work on it */
-    int streams;                   /* how many; more than there is room for: any */
+    void *managed;                /* of DLPack */
+    kfi_rt_user by[KFI_RT_USERS]; /* streams of GPUs beside its own context's default one that were given work on it */
+    int streams;                  /* how many; more than there is room for: any of its own context */
 } kfi_rt_storage;
 struct kf_tensor_t {
     kfi_rt_object object;
@@ -102,6 +106,7 @@ struct kfi_rt_device {
     /* The stream waits for what the context's default one was given so far; not one that is captured, which may wait for nothing outside.
      */
     kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows);
+    kf_result_t (*is_captured)(const char *function, const kf_stream_t *stream, int *is_captured);
     kf_result_t (*event_create)(const char *function, kf_event_t *event);
     void (*event_destroy)(kf_event_t *event);
     kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);
@@ -127,12 +132,12 @@ static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 KFI_PRINTF(4, 5)
 static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument, const char *format, ...)
 {
-    char text[sizeof kfi_error_detail - 80]; /* the names in front of it are short */
+    char text[sizeof kfi_error_detail - 100]; /* the names in front of it are short */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.40s: %.32s %s", function, argument, text);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.60s: %.32s %s", function, argument, text);
     return result;
 }
 /* As kfi_rt_fail, for functions that return a pointer. */

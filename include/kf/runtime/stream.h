@@ -16,16 +16,17 @@ static kf_stream_t *kfi_rt_new_stream(const char *function, kf_context_t *ctx)
     if (stream) stream->refs = 1;
     return stream;
 }
-/* The default stream waits for what this one was given so far: an event that nobody keeps. */
-static kf_result_t kfi_rt_join(const char *function, const kf_stream_t *stream)
+/* A context's default stream waits for what a stream, of this context or another, was given so far: an event that nobody keeps. A CPU's
+   has nothing that waits: then the caller does. */
+static kf_result_t kfi_rt_join(const char *function, const kf_context_t *ctx, kf_context_t *of, const kf_stream_t *stream)
 {
-    const kfi_rt_device *const device = stream->object.ctx->device;
-    kf_event_t event = {{KFI_RT_EVENT, stream->object.ctx, NULL}, 0, NULL, 0};
-    kf_result_t result = device->event_create(function, &event);
+    kf_event_t event = {{KFI_RT_EVENT, of, NULL}, 0, NULL, 0};
+    kf_result_t result = of->device->event_create(function, &event);
     if (result != KF_SUCCESS) return result;
-    result = device->record(function, &event, stream);
-    if (result == KF_SUCCESS) result = device->wait(function, stream->object.ctx, NULL, &event);
-    device->event_destroy(&event);
+    result = of->device->record(function, &event, stream);
+    if (result == KF_SUCCESS)
+        result = ctx->device == of->device ? ctx->device->wait(function, ctx, NULL, &event) : of->device->event_wait(function, &event);
+    of->device->event_destroy(&event);
     return result;
 }
 /* The pool's memory is handed out in the order of the default stream, and may be what another stream still works on: a stream waits for
@@ -94,7 +95,11 @@ kf_result_t kf_stream_destroy(kf_stream_t *stream)
     const char *const function = "kf_stream_destroy";
     if (!stream) return KF_SUCCESS;
     kf_result_t result = KFI_RT_CHECK(function, "stream", stream, KFI_RT_STREAM);
-    if (result == KF_SUCCESS) result = kfi_rt_join(function, stream);
+    if (result != KF_SUCCESS) return result;
+    kf_context_t *const ctx = stream->object.ctx; /* what is captured does not run: nothing waits for it, which would end the capture */
+    int is_captured = 0;
+    result = ctx->device->is_captured(function, stream, &is_captured);
+    if (result == KF_SUCCESS && !is_captured) result = kfi_rt_join(function, ctx, ctx, stream);
     if (result != KF_SUCCESS) return result;
     stream->closed = 1;
     if (stream->is_own) stream->object.ctx->device->stream_destroy(stream);

@@ -56,27 +56,44 @@ static kf_result_t kfi_rt_read_desc(const char *function, const kf_context_t *ct
 
 /* ---- memory */
 
-/* Notes that a stream was given work on a tensor's memory, so that it is not handed out before that is done. */
-static void kfi_rt_use(const kf_tensor_t *tensor, kf_stream_t *stream)
+/* Notes that a stream of `ctx` was given work on a tensor's memory, so that it is not handed out before that is done. The two may be of two
+   devices. A CPU's work is done already. */
+static void kfi_rt_use(const kf_tensor_t *tensor, kf_context_t *ctx, kf_stream_t *stream)
 {
     kfi_rt_storage *const s = tensor->storage;
-    if (!stream) return;
+    const int is_own = ctx == tensor->object.ctx;
+    if (ctx->device->type == KF_DEVICE_CPU || (is_own && !stream)) return;
     pthread_mutex_lock(&tensor->object.ctx->lock);
-    int known = s->streams > KFI_RT_USERS;
-    for (int i = 0; i < s->streams && !known; ++i) known = s->by[i] == stream;
-    if (!known && s->streams < KFI_RT_USERS) {
-        s->by[s->streams++] = stream;
-        __atomic_add_fetch(&stream->refs, 1, __ATOMIC_RELAXED);
-    } else if (!known)
+    int known = 0;
+    for (int i = 0; i < s->streams && i < KFI_RT_USERS; ++i) known |= s->by[i].ctx == ctx && s->by[i].stream == stream;
+    const int has_room = s->streams < KFI_RT_USERS;
+    if (!known && has_room) {
+        kfi_rt_user *const user = &s->by[s->streams++];
+        user->ctx = ctx;
+        user->stream = stream;
+        if (stream)
+            __atomic_add_fetch(&stream->refs, 1, __ATOMIC_RELAXED);
+        else
+            kfi_rt_retain(ctx);
+    } else if (!known && is_own)
         s->streams = KFI_RT_USERS + 1;
     pthread_mutex_unlock(&tensor->object.ctx->lock);
+    if (!known && !has_room && !is_own) (void)ctx->device->synchronize("kf_tensor_copy", ctx, stream); /* nobody would wait for it */
 }
 static kf_result_t kfi_rt_wait_for_users(const char *function, kf_context_t *ctx, kfi_rt_storage *s)
 {
-    kf_result_t result = s->streams > KFI_RT_USERS ? ctx->device->synchronize(function, ctx, NULL) : KF_SUCCESS;
+    const int is_any = s->streams > KFI_RT_USERS;
+    kf_result_t result = is_any ? ctx->device->synchronize(function, ctx, NULL) : KF_SUCCESS;
     for (int i = 0; i < KFI_RT_USERS && i < s->streams; ++i) {
-        if (result == KF_SUCCESS && s->streams <= KFI_RT_USERS && !s->by[i]->closed) result = kfi_rt_join(function, s->by[i]);
-        kfi_rt_stream_leave(s->by[i]);
+        const kfi_rt_user *const user = &s->by[i];
+        /* One that is closed its context's default stream waits for; and what a program keeps itself is not freed here. */
+        const int is_waited_for =
+            user->ctx == ctx ? is_any || user->stream->closed : s->owner == KFI_RT_FOREIGN && user->ctx->device != ctx->device;
+        if (result == KF_SUCCESS && !is_waited_for) result = kfi_rt_join(function, ctx, user->ctx, user->stream);
+        if (user->stream)
+            kfi_rt_stream_leave(user->stream);
+        else
+            kfi_rt_leave(user->ctx);
     }
     s->streams = 0;
     return result;
@@ -89,9 +106,7 @@ static kf_result_t kfi_rt_storage_leave(const char *function, kf_context_t *ctx,
     if (s->owner == KFI_RT_OWNED) ctx->device->free_owned(ctx, s->data);
     if (s->owner == KFI_RT_DLPACK) kfi_rt_dlpack_release(s->managed);
     if (s->owner == KFI_RT_POOLED && s->data) {
-        pthread_mutex_lock(&ctx->lock);
-        const kf_result_t given = kfi_rt_give(function, ctx, s->data, NULL);
-        pthread_mutex_unlock(&ctx->lock);
+        const kf_result_t given = kfi_rt_give_back(function, ctx, s->data, NULL);
         if (result == KF_SUCCESS) result = given;
     }
     free(s);
@@ -162,16 +177,10 @@ kf_tensor_t *kf_tensor_create(kf_context_t *ctx, const kf_tensor_desc_t *desc)
     void *data = NULL;
     if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS || kfi_rt_read_desc(function, ctx, desc, &l) != KF_SUCCESS)
         return NULL;
-    pthread_mutex_lock(&ctx->lock);
-    const kf_result_t result = l.reach ? kfi_rt_take(function, ctx, (size_t)l.reach * kfi_rt_width(l.dtype), NULL, &data) : KF_SUCCESS;
+    if (l.reach && kfi_rt_borrow(function, ctx, (size_t)l.reach * kfi_rt_width(l.dtype), NULL, &data) != KF_SUCCESS) return NULL;
     if (data) __atomic_add_fetch(&ctx->made, 1, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&ctx->lock);
-    kf_tensor_t *const t = result == KF_SUCCESS ? kfi_rt_first(function, ctx, &l, data, KFI_RT_POOLED) : NULL;
-    if (!t && data) {
-        pthread_mutex_lock(&ctx->lock);
-        (void)kfi_rt_give(function, ctx, data, NULL);
-        pthread_mutex_unlock(&ctx->lock);
-    }
+    kf_tensor_t *const t = kfi_rt_first(function, ctx, &l, data, KFI_RT_POOLED);
+    if (!t && data) (void)kfi_rt_give_back(function, ctx, data, NULL);
     return t;
 }
 kf_tensor_t *kf_tensor_create_from_memory(kf_context_t *ctx, const kf_memory_desc_t *memory, const kf_tensor_desc_t *desc)
