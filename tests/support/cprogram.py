@@ -31,9 +31,26 @@ def extents(f, a):
     return sum(1 << i for i in sizes), math.prod(int(word) for word in words if word.isdigit())
 
 
+def files_of(functions, few):
+    """{name: functions of one file}: those of a header, and where it has not so many as `few` of others, too, that are called on the same sizes.
+    Of a file of few functions half is what a family's headers share."""
+    groups, open_ = {}, {}
+    for f in functions:
+        groups.setdefault(f["header"], []).append(f)
+    found = []
+    for members in groups.values():
+        like = members[0]["family"], repr(getattr(cases.own(members[0]), "CALLS", None))
+        if len(open_.get(like, ())) >= few or like not in open_:
+            found.append([])
+            open_[like] = found[-1]
+        open_[like] += members
+    return {f"table_{i}": members for i, members in enumerate(found)}
+
+
 def table(name, functions):
     """The text of one file: the calls of `functions` and what every_call.c must know of them."""
-    text = [f'#include "{functions[0]["header"]}.h"', '#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
+    text = [f'#include "{header}.h"' for header in dict.fromkeys(f["header"] for f in functions)]
+    text += ['#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
     rows = []
     own = getattr(cases.own(functions[0]), "CALLS", None)  # of a family whose sizes are not any that come along: (small, large)
     for word, shapes in zip(("small", "large"), own or ()):
@@ -59,18 +76,15 @@ def table(name, functions):
     return "\n".join([*text, f"extern const kft_function {name}[];", f"const kft_function {name}[] = {{", *rows, "};", ""])
 
 
-def build(folder, functions, include, flags):
-    """The program's path."""
+def build(folder, functions, include, flags, few=kflib.FEW):
+    """The program's path. few: functions at least of a file; 1: each header by itself, of which compilers inline what is called once."""
     folder.mkdir(parents=True, exist_ok=True)
-    groups = {}
-    for f in functions:
-        groups.setdefault(f["header"], []).append(f)
-    names = [f"table_{i}" for i in range(len(groups))]
-    files = {f"{name}.c": table(name, members) for name, members in zip(names, groups.values())}
+    groups = files_of(functions, few)
+    files = {f"{name}.c": table(name, members) for name, members in groups.items()}
     files["tables.c"] = "\n".join(
-        ['#include "every_call.h"', *(f"extern const kft_function {name}[];" for name in names), "const kft_table kft_tables[] = {",
-         *(f"    {{{name}, {len(members)}}}," for name, members in zip(names, groups.values())), "};",
-         f"const int kft_table_count = {len(names)};", ""])
+        ['#include "every_call.h"', *(f"extern const kft_function {name}[];" for name in groups), "const kft_table kft_tables[] = {",
+         *(f"    {{{name}, {len(members)}}}," for name, members in groups.items()), "};",
+         f"const int kft_table_count = {len(groups)};", ""])
     files["every_call.c"] = (HERE / "every_call.c").read_text()
     # Without the linker's last word each file's own copy of the error detail, of which the program uses one, lies on every thread's stack.
     command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread", "-fdata-sections"]

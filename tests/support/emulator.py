@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 
+import cases
 import checks
 import kflib
 import numpy as np
@@ -23,9 +24,10 @@ COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict
           "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8", "-DKFI_GATHER_FULL(fewer)=3",
           "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_CLUSTER=3", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
           f"-Wl,-T,{HERE}/shared.ld", "-Wl,-Bsymbolic")  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
+# Of few shapes AddressSanitizer's code takes longer to compile than to run. It looks at what is left of accesses: without optimisations at all.
 VARIANTS = {
     "plain": ("-O0",),
-    "asan": ("-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
+    "asan": (cases.by_level("-O0", "-Og"), "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
     "tsan": ("-Og", "-g1", "-fsanitize=thread", "-DKF_EMU_TSAN", "-DKFI_SUM_GROUPS=32"),  # a thread of TSan's costs half a millisecond
 }
 # What every file includes, read once for all of them: half of what a file of few functions takes to compile.
