@@ -54,7 +54,8 @@ template <class T> struct matrix {
     {
         for (kf_i64 m = 0, line = 0; whole && m < matrices; line = 0, ++m)
             for (; line < lines; ++line) {
-                const kf_i64 begin = m * apart + line * ld, next = line + 1 < lines ? begin + ld : m + 1 < matrices ? (m + 1) * apart : begin + length;
+                const kf_i64 begin = m * apart + line * ld,
+                             next = line + 1 < lines ? begin + ld : m + 1 < matrices ? (m + 1) * apart : begin + length;
                 T *const end = at() + begin + length;
                 ASAN_POISON_MEMORY_REGION(end, (next - begin - length) * sizeof(T));
             }
@@ -99,7 +100,8 @@ template <int type, int layout, int products> static bool run_few(const launch &
     while (maps.share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (maps.share_bits + 1)) --maps.share_bits;
     maps.stages = stages;
     maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
-    const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
+    const void *const kernel =
+        wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
     *result = kfi_launch(&NAME, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
                          nullptr, false, kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
     return true;
@@ -118,7 +120,8 @@ template <int type, int tile, int layout, int products, int how> static bool run
     }
     void *args[] = {c.e, c.g};
     if (*result == KF_SUCCESS && c.splits > 1)
-        *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>), kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS, args, nullptr);
+        *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>), kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS,
+                             args, nullptr);
     return true;
 }
 
@@ -196,7 +199,8 @@ template <int type, class T> static mistake compare(tensors<T> &t, const tested 
                 const total one = dot(x.data() + from, y.data() + with, p.depth);
                 const total two = k.products > 1 ? dot(x.data() + from, z.data() + with, p.depth) : total{0, 0};
                 const double before = one.sum + (p.bias ? number(t.bias(0, 0, col)) : 0);
-                const double want = k.products > 1 ? before * two.sum : (before < 0 ? 0 : before) + (has_residual ? number(t.residual(0, row, col)) : 0);
+                const double want =
+                    k.products > 1 ? before * two.sum : (before < 0 ? 0 : before) + (has_residual ? number(t.residual(0, row, col)) : 0);
                 const double about = std::fabs(want) + (k.products > 1 ? one.size * two.size + two.size * 2 : one.size + 2);
                 const double got = number(t.out(m, row, col));
                 covered[&t.out(m, row, col) - t.out.data.data()] = true;
@@ -212,7 +216,8 @@ template <int type, class T> static mistake compare(tensors<T> &t, const tested 
             }
     }
     for (size_t i = 0; i < covered.size(); ++i)
-        if (!covered[i] && (number(t.out.data[i]) != 77.0 || number(t.pre.data[i]) != 77.0)) return {"something outside of out was written", -1, -1, 0, 0};
+        if (!covered[i] && (number(t.out.data[i]) != 77.0 || number(t.pre.data[i]) != 77.0))
+            return {"something outside of out was written", -1, -1, 0, 0};
     return {};
 }
 
