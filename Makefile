@@ -42,7 +42,8 @@ BENCH_PYTHON ?= $$($(PYTHON) -c 'import sys, importlib.util as u; \
 # In a release archive what is installed lies ready, with its list: neither Python nor kfgen is needed.
 INSTALLED := share/kf/installed.txt
 READY := $(wildcard $(INSTALLED))
-TREE = $(DESTDIR)$(PREFIX)
+# A relative prefix is one of where make runs, as kfgen takes it.
+TREE = $(DESTDIR)$(if $(filter /%,$(firstword $(PREFIX))),,$(CURDIR)/)$(PREFIX)
 
 .PHONY: help demo headers install uninstall dist test update frontends level2 robust bench format clean python cc cxx jinja
 

@@ -78,6 +78,15 @@ def test_again_and_uninstall(clone, tmp_path):
     assert f"kf: no kf is installed in {prefix}: share/kf/installed.txt is not there" in said.splitlines()
 
 
+def test_a_relative_prefix_in_a_destdir(clone, tmp_path):
+    """Which kfgen takes from where it is called: both targets mean one place."""
+    ways.run("make", "install", "PREFIX=build/a b/own", f"DESTDIR={tmp_path}", cwd=clone)
+    there = pathlib.Path(f"{tmp_path}{clone}/build/a b/own")
+    assert (there / "include/kf/kf.h").is_file()
+    ways.run("make", "uninstall", "PREFIX=build/a b/own", f"DESTDIR={tmp_path}", cwd=clone)
+    assert not tree(there)
+
+
 def test_install_refuses_before_it_writes(tmp_path):
     said = ways.run("kfgen", "install", "--prefix", tmp_path / "p", "--ops", "adds", fails=True)
     assert "--ops: `adds` is not one of" in said and not (tmp_path / "p").exists()
