@@ -43,10 +43,10 @@ GROUPS = [[(2, 1, 3, 12, 5), 0], [(2, 5, 3, 12, 1), 0], [(2, 1, 2, 6, 64), 0], [
           [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 6, 8), 0], [(1, 700, 2, 16, 1), 0], [(2, 1, 3, 120, 2), 0]]
 GROUPS_2 = [[(o, s, g, g * c, i), (o + c) % 2] for o in (1, 3) for s in (1, 2, 33) for g in (1, 4) for c in (1, 3, 8, 20)
              for i in (1, 2, 7, 16, 65, 196)]
-# Rows of every length class of the row family: in the registers of a thread, in 2, 4, 8 or 16 vectors, by a block or by a cluster, or read again,
-# whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
+# Rows of every length class of the row family: in the registers of a thread, in 2, 4, 8 or 16 vectors, by a block, by a cluster, in shared memory
+# or read again, whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
 LINES = [[(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1], [(2, 128), 1], [(3, 4808), 0],
-         [(2, 5001), 0], [(2, 3001), 0], [(2, 3008), 0], [(3, 248), 0], [(3, 520), 0]]
+         [(2, 5001), 0], [(2, 7001), 0], [(2, 3001), 0], [(2, 3008), 0], [(3, 248), 0], [(3, 520), 0]]
 LONG = [[(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2, 40000), 0], [(2, 40001), 1], [(2, 70000), 0], [(2, 70001), 0],
         [(1, 262144), 0], [(1, 200001), 0], [(1, 530000), 0], [(1, 530001), 0]]
 # Over an axis: by lanes of a warp, by a block, in parts, down columns, of which some are no whole vector; in C strips that hold several
