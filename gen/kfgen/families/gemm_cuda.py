@@ -15,6 +15,7 @@ LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}  # which factors lie with lines a
 TILES = {2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
          4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")], 8: [("LEAST", "WHOLE"), ("LEAST", "ANY")]}
 FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
+RING = "TURNS", "LONG", "BROAD", "ONCE", "THREE"  # by slabs: core/gemm_hopper.cuh, in the order of kfi_ring_number
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
@@ -97,6 +98,16 @@ class GemmCuda(Cuda):
         env |= {KEEP: "keep[e]", KEEP_SCALE: self.keep_scale}
         return emit(self.k.graph, [self.k.roots[r] for r in self.store.roots], self.target(CHEAP), env, fixed={})
 
+    def code_of(self, number):
+        """The same of one result."""
+        env = {s.name: f"{s.name}_f[e]" for s in self.read} | {p.name: f"acc[{i}][e]" for i, p in enumerate(self.k.products)}
+        return emit(self.k.graph, [self.k.roots[self.store.roots[number]]], self.target(CHEAP), env, fixed={})
+
+    @property
+    def slab_results(self):
+        """(result, its number), the saved ones first: what a slab's registers hold then is least."""
+        return [(s, i) for i, s in enumerate(self.k.outs)][::-1]
+
     @property
     def read(self):
         """The tensors that are read at a result's place."""
@@ -134,6 +145,26 @@ class GemmCuda(Cuda):
         return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
 
     @property
+    def by_slabs(self):
+        """Whether results leave by a warp's slabs (core/gemm_hopper.cuh): one product, elements of 2 bytes, both factors along the depth, a row's values
+        of one tensor at most."""
+        k = self.k
+        return (self.by_wgmma and k.dtype.size == 2 and self.layout == LAYOUTS["nt"] and len(k.products) == 1 and not k.keeps and not k.accumulates and len(self.rows_read) < 2
+                and all(s.kind in ("row", "elem") for s in self.read))
+
+    @property
+    def rows_read(self):
+        return [s for s in self.read if s.kind == "row"]
+
+    @property
+    def slab_parameters(self):
+        return self.finish_parameters.replace("const kfi_gemm_cell *kfi_cell, ", "")
+
+    @property
+    def slab_arguments(self):
+        return ", ".join(["kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
+
+    @property
     def kernel_arguments(self):
         kept = ["kfi_random"] * self.k.keeps + (self.act_arguments if self.stores_act else [])
         return ", ".join(f"&{n}" for n in ["kfi_t", "kfi_g", *self.store_scalars, *kept, "kfi_maps"])
@@ -157,6 +188,7 @@ class GemmCuda(Cuda):
         if self.by_wgmma or self.floats_by_wgmma:
             found.append(Hopper(f"kfk_{self.k.name}_wgmma", (act, *state)))
         few = [Hopper(f"{name}_few", (act, rows, *state)) for rows in FEW] if self.few_by_wgmma else []
+        few += [Hopper(f"kfk_{self.k.name}_slabs", (act, f"KFI_TILE_{tile}")) for tile in RING] if self.by_slabs else []
         return [*found, Instance(f"{name}_joint", (act, *state)), *self.strip_instances, *few]
 
     @property

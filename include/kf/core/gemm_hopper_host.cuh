@@ -90,11 +90,33 @@ KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
     return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? floats : -1;
 }
 
+// Which tile of those that go by slabs: turns of all SMs, times clocks of a tile's steps of the depth, and what of a tile's results nothing hides.
+// All have the same bits. A right factor across its depth comes in boxes of 64 columns.
+KF_FN int kfi_ring_number(int tile) { return tile == KFI_TILE_TURNS ? 0 : tile - KFI_TILE_LONG + 1; } // among an op's kernels by slabs
+KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout)
+{
+    static const struct {
+        int tile, step, tail;
+    } menu[] = {{KFI_TILE_LONG, 768, 1500}, {KFI_TILE_TURNS, 535, 1000}, {KFI_TILE_ONCE, 535, 1000}, {KFI_TILE_BROAD, 1040, 1500}, {KFI_TILE_THREE, 425, 850}};
+    kf_i64 least = -1;
+    int best = KFI_TILE_TURNS;
+    for (const auto &m : menu) {
+        const kf_i64 turns = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
+        if ((layout & KFI_B_TRANSPOSED) && kfi_tile_cols(m.tile) % 64) continue;
+        if (turns == 1 && !kfi_ring_together(m.tile)) continue; // the second warpgroup would have nothing to do
+        const kf_i64 clocks = turns * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step + (kfi_ring_together(m.tile) ? turns : 1) * m.tail;
+        if (least >= 0 && clocks >= least) continue;
+        least = clocks;
+        best = m.tile;
+    }
+    return best;
+}
+
 // A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns: whether each matrix has its own.
 struct kfi_mapped {
     const void *p;
     kf_i64 inner, outer, ld, matrices, apart;
-    int type, lines;
+    int type, lines, bytes = 128; // bytes: of a line in a box
 };
 KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_mapped &f)
 {
@@ -108,9 +130,9 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
     const unsigned long long sizes[] = {(unsigned long long)f.inner, (unsigned long long)f.outer,
                                         *turns ? (unsigned long long)f.matrices : 1};
     const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
-    const unsigned box[] = {128u / (unsigned)size, (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
+    const unsigned box[] = {(unsigned)(f.bytes / size), (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
     const int of_type = f.type == KFI_OF_BF16 ? 9 : f.type == KFI_OF_F16 ? 6 : f.type == KFI_OF_TF32 ? 11 : 7; // CU_TENSOR_MAP_DATA_TYPE_
-    return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, 3, 3, 0) == 0; // swizzled by 128 bytes
+    return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0, f.bytes == 128 ? 3 : 2, 3, 0) == 0; // swizzled by a line's bytes
 }
 // The factors of one product, of two of one A, or of two that are added up (terms). False: not to be had by TMA.
 // rows, cols: of a tile.

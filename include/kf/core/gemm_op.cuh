@@ -37,6 +37,8 @@ struct kfi_gemm_op {
     bool loads;          // whether the left factor is made of tensors: then it goes to the workspace first
     const char *touched; // what its strip reads: tensors, from 'a' on
     int type;            // KFI_OF_
+    int slabs;           // how many results leave by slabs; 0: the kernel has one tile
+    int results[2];
 };
 
 // The workspace, in bytes: the left factor, partial sums.
@@ -122,6 +124,19 @@ KF_FN KFI_SMALL bool kfi_forward_map(const kfi_gemm_op &op, const kfi_gemm_sizes
     const kf_i64 a_matrix[] = {t.matrix[op.left], 0}, b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
     return kfi_gemm_map(c.maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix, rows, cols);
 }
+// Whether results leave by slabs, in boxes that TMA stores.
+KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide, int tile)
+{
+    const kfi_gemm_tensors &t = *c.t;
+    bool mapped = op.slabs > 0 && wide;
+    for (int i = 0; mapped && i < op.slabs; ++i) {
+        const int r = op.results[i];
+        if (!t.p[r]) continue;
+        const kfi_mapped f = {t.p[r], s.cols, s.rows, t.ld[r], s.matrices, t.matrix[r], op.type, 16, 2 * kfi_slab_cols(tile)};
+        mapped = kfi_map_factor(&c.maps->results[i], &c.maps->turns_results[i], f);
+    }
+    return mapped;
+}
 // Which kernel of sm_90a would do it, by sizes alone: its tile; -1 where none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
@@ -131,11 +146,14 @@ KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes
 KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s, const kfi_forward_call &c, bool wide,
                                             kf_result_t *result)
 {
-    const int tile = kfi_forward_tile(op, s);
+    int tile = kfi_forward_tile(op, s);
     const bool few = tile == KFI_TILE_FEW;
     if (tile < 0) return false;
+    const int wanted = kfi_gemm_ring_tile(s, op.layout);
+    const bool slabs = tile == KFI_TILE_TURNS && kfi_forward_slabs(op, s, c, wide, wanted);
+    if (slabs) tile = wanted;
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
-    const void *const kernel = few ? behind[s.rows > 16] : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
+    const void *const kernel = few ? behind[s.rows > 16] : slabs ? behind[2 + kfi_ring_number(tile)] : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
     if (!kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
     const int rows = few ? kfi_few_lines(s) : kfi_tile_rows(tile);
     const kfi_gemm_choice choice = few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);

@@ -17,22 +17,27 @@
 #define KFI_TILE_FEW 5    // up to 64 x 64 by wgmma (gemm_few.cuh)
 #define KFI_TILE_HALVES 6 // 128 x 128 of floats by wgmma (gemm_tf32.cuh)
 #define KFI_TILE_ROUNDED 7 // 128 x 128 of floats rounded to tf32, both along the depth (gemm_hopper.cuh)
+#define KFI_TILE_LONG 8    // 128 x 192 by wgmma, in turns
+#define KFI_TILE_BROAD 9   // 128 x 256 by wgmma, two warpgroups together
+#define KFI_TILE_ONCE 10   // 128 x 128 by wgmma, together
+#define KFI_TILE_THREE 11  // 128 x 96 by wgmma, together
 KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
 KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; }                               // warps
 KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                                              // warps
 KFI_BOTH constexpr int kfi_warp_rows(int tile) // of a warp
 {
-    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile == KFI_TILE_HALVES || tile == KFI_TILE_ROUNDED ? 64 : 32;
+    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile >= KFI_TILE_HALVES ? 64 : 32;
 }
 KFI_BOTH constexpr int kfi_warp_cols(int tile)
 {
+    if (tile >= KFI_TILE_LONG) return tile == KFI_TILE_LONG ? 96 : tile == KFI_TILE_BROAD ? 128 : tile == KFI_TILE_THREE ? 48 : 64;
     return tile == KFI_TILE_SMALL || tile == KFI_TILE_LEAST || tile == KFI_TILE_FEW ? 32 : 64;
 }
 KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kfi_warp_rows(tile); }
 KFI_BOTH constexpr int kfi_tile_cols(int tile) { return kfi_tile_across(tile) * kfi_warp_cols(tile); }
 KFI_BOTH constexpr int kfi_tile_threads(int tile)
 {
-    return tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ? 384
+    return tile == KFI_TILE_TURNS || tile >= KFI_TILE_ROUNDED ? 384
            : tile == KFI_TILE_FEW                             ? 160
            : tile == KFI_TILE_HALVES                          ? 512
                                                               : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;

@@ -84,6 +84,11 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
                  "}, %32, %33, add, 1, 1, %35, %36;\n\t}"                                                                                  \
                  : KFI_D32(0)                                                                                                              \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
+#define KFI_WGMMA_SHARED_96(p)                                                                                                             \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %50, 0;\n\twgmma.mma_async.sync.aligned.m64n96k16.f32." p " {" KFI_R0           \
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, add, 1, 1, %51, %52;\n\t}"    \
+                 : KFI_D32(0), KFI_D8(32), KFI_D8(40)                                                                                      \
+                 : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
 #define KFI_WGMMA_REGISTERS_64(p)                                                                                                          \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0           \
                  "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n\t}"                                                                      \
@@ -129,7 +134,7 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
 template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add KFI_AND_CALLER)
 {
-    static_assert(n == 16 || n == 64 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 16, 64, 128, 192 or 256 wide");
+    static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 16, 64, 96, 128, 192 or 256 wide");
     static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b), "kf: tf32 lies along the depth, in 128 columns");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
@@ -138,6 +143,8 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
     if constexpr (n == 16 && bf16) KFI_WGMMA_SHARED_16("bf16.bf16");
     if constexpr (n == 16 && f16) KFI_WGMMA_SHARED_16("f16.f16");
     if constexpr (n == 64 && bf16) KFI_WGMMA_SHARED_64("bf16.bf16");
+    if constexpr (n == 96 && bf16) KFI_WGMMA_SHARED_96("bf16.bf16");
+    if constexpr (n == 96 && f16) KFI_WGMMA_SHARED_96("f16.f16");
     if constexpr (n == 64 && f16) KFI_WGMMA_SHARED_64("f16.f16");
     if constexpr (n == 128 && bf16) KFI_WGMMA_SHARED_128("bf16.bf16");
     if constexpr (n == 128 && f16) KFI_WGMMA_SHARED_128("f16.f16");
@@ -195,6 +202,7 @@ KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b
 #ifdef KFI_PTX
 #undef KFI_WGMMA_SHARED_16
 #undef KFI_WGMMA_SHARED_64
+#undef KFI_WGMMA_SHARED_96
 #undef KFI_WGMMA_REGISTERS_64
 #undef KFI_WGMMA_SHARED_128
 #undef KFI_WGMMA_SHARED_TF32_128
